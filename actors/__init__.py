@@ -1,0 +1,1 @@
+"""Ray actors: thin shells round library objects, one file each."""

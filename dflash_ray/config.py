@@ -1,0 +1,388 @@
+"""Every setting of a run, each default written once.
+
+The tree is validated as a whole: an unknown key, a wrong type or an impossible value is a ValueError whose message names the key, the
+value and what would be right. YAML files are merged left to right, then dotted flags (`--optimizer.lr 1e-3`) win. Nothing is read from
+the environment. Importing this module loads neither torch nor ray, so `--help` and `--dry-run` answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+
+def _numbers(value: Any) -> Any:
+    """`0,770,8192` as typed on a command line becomes a list; everything else is left for pydantic to judge."""
+    if isinstance(value, str) and value not in ("auto", ""):
+        return [int(part) for part in value.replace(" ", "").split(",")]
+    return value
+
+
+IntList = Annotated[list[int], BeforeValidator(_numbers)]
+AutoIntList = Annotated[Literal["auto"] | list[int], BeforeValidator(_numbers)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    name: str = Field("dflash", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of the run, its folder and its actors")
+    dir: Path | None = Field(None, description="run folder; default runs/NAME, or ~/dflash_ray/runs/NAME under `ray job submit`")
+    seed: int = Field(0, ge=0, lt=2**31)
+    max_steps: int | None = Field(None, ge=1, description="stop after this many optimizer steps; never changes the schedule")
+    resume: str = Field("never", description="never, auto (newest whole checkpoint of the run folder) or a checkpoint folder")
+    fresh: bool = Field(False, description="delete what the run folder holds and start over")
+
+
+class TargetConfig(Section):
+    path: Path | None = Field(None, description="Hugging Face folder of the frozen target")
+    shape: str | None = Field(None, description="a known shape (qwen3.6-27b): explains a run, or runs with random weights, without a folder")
+    weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
+    precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
+    layout: Literal["auto", "packed", "padded"] = Field("auto", description="how one batch is laid out in the target's forward pass")
+
+
+class DraftConfig(Section):
+    init: str = Field("random", description="random, or the folder of an exported drafter to start from")
+    block_size: int = Field(16, ge=2, le=64, description="K: the anchor and K-1 masked slots")
+    num_layers: int = Field(5, ge=1, le=64)
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, description="one per layer; default all full")
+    sliding_window: int | None = Field(None, ge=1)
+    num_attention_heads: int | None = Field(None, ge=1, description="default hidden / 128 (/ 64 below hidden 2,048)")
+    num_key_value_heads: int | None = Field(None, ge=1, description="default a quarter of the heads, rounded to a divisor")
+    head_dim: int | None = Field(None, ge=2, description="default 128 (64 below hidden 2,048)")
+    intermediate_size: int | None = Field(None, ge=1, description="default the target's")
+    target_layer_ids: AutoIntList = Field("auto", description="taps: target layers whose output is read; auto: num_taps of them by rule")
+    num_taps: int = Field(5, ge=1, le=64, description="how many taps `target_layer_ids: auto` picks")
+    mask_token_id: int | None = Field(None, ge=0, description="fills slots 1..K-1; default: the target tokenizer's mask token")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DraftConfig:
+        if self.layer_types is not None and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"layer_types has {len(self.layer_types)} entries for num_layers {self.num_layers}; give one per layer")
+        if self.layer_types and "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention but sliding_window is not set; set it, for instance to 2048")
+        return self
+
+
+class DataConfig(Section):
+    path: Path | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
+    columns: dict[str, str] = Field(default_factory=dict, description="our column name -> the folder's column name")
+
+
+class BatchingConfig(Section):
+    strategy: Literal["auto", "packed", "bucketed", "random", "sorted"] = Field(
+        "auto", description="auto: packed where the target isolates documents"
+    )
+    token_budget: int = Field(16384, ge=1, description="most tokens a target allocates for one batch, padding included")
+    max_rows: int = Field(64, ge=1, description="most documents per batch of the padded strategies")
+    buckets: int = Field(6, ge=1, le=64)
+    edges: AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
+    lookahead: int = Field(1024, ge=1, description="packed: documents the first-fit may choose from")
+    grid: int = Field(32, ge=1, description="edges auto: distance of candidate edges in tokens")
+    speed: dict[int, float] = Field(
+        default_factory=lambda: {16384: 10292.0, 32768: 10401.0, 65536: 10245.0},
+        description="measured target speed: allocated tokens of one batch -> allocated tokens per second",
+    )
+
+
+class AnchorConfig(Section):
+    tokens_per_anchor: float = Field(43.0, gt=0, description="a document of n tokens gets max(1, round(n / this)) anchors")
+
+
+class LossConfig(Section):
+    ce: float = Field(0.0, ge=0, description="weight of hard-label cross-entropy with decay exp(-(k-1)/gamma)")
+    dpace: float = Field(1.0, ge=0, description="weight of D-PACE")
+    kl: float = Field(0.0, ge=0, description="weight of KL to the target's own distribution (the target then runs all layers)")
+    tv: float = Field(0.0, ge=0, description="weight of total variation to the target's own distribution")
+    gamma: float | None = Field(None, gt=0, description="default by block size: 4 for 8, 5 for 10, 7 for 16")
+    alpha: float = Field(0.5, ge=0, le=1, description="D-PACE: s = alpha * q + 1 - alpha")
+
+    @model_validator(mode="after")
+    def _some(self) -> LossConfig:
+        if self.ce + self.dpace + self.kl + self.tv <= 0:
+            raise ValueError("ce, dpace, kl and tv are all 0; give at least one a positive weight")
+        return self
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.kl > 0 or self.tv > 0
+
+
+class NoiseConfig(Section):
+    start: float = Field(0.0, ge=0, description="std of feature noise in units of each tap's RMS, at step 0")
+    end: float = Field(0.0, ge=0)
+    steps: int | None = Field(None, ge=1, description="linear from start to end over this many steps; default all steps")
+
+
+class OptimizerConfig(Section):
+    name: Literal["adamw", "muon"] = Field("adamw", description="muon: Muon for matrices, AdamW for vectors")
+    lr: float = Field(6e-4, gt=0, description="peak rate of AdamW groups")
+    muon_lr: float = Field(2e-2, gt=0, description="peak rate of Muon's matrices")
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0, description="global gradient norm is clipped to this")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"{list(value)}: both must lie in [0, 1)")
+        return value
+
+
+class ScheduleConfig(Section):
+    name: Literal["cosine", "linear", "wsd"] = "cosine"
+    warmup: float = Field(0.04, ge=0, lt=1, description="share of all steps")
+    decay: float = Field(0.2, gt=0, le=1, description="wsd: share of all steps in the final decay")
+
+
+class TrainConfig(Section):
+    epochs: int = Field(1, ge=1)
+    batches_per_step: int = Field(1, ge=1, description="consecutive batches whose gradients make one optimizer step")
+    precision: Literal["auto", "float32", "bf16"] = Field("auto", description="matmuls; master weights, moments and losses are float32")
+    head_chunk: int = Field(2048, ge=1, description="label rows whose logits exist at one time")
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights used by validation and export")
+    max_skipped_steps: int = Field(10, ge=1, description="non-finite steps in a row before the run stops")
+
+
+class FlowConfig(Section):
+    window: int | None = Field(None, ge=1, description="batches past the next one to train that may compute; default 2 x targets + 2")
+    window_bytes: int | None = Field(None, ge=1, description="bytes of features in flight; default 0.7 of the object store")
+    prefetch_batches: int = Field(50, ge=1)
+    queue_per_target: int = Field(1, ge=0)
+    slow_factor: float = Field(3.0, gt=1, description="a target slower than this times the median gets no batch that holds up the line")
+    restarts_per_hour: int = Field(20, ge=0, description="per actor; past it the run goes on without that actor")
+    deadline_factor: float = Field(20.0, gt=1, description="a batch that takes longer than this times the median is taken from its target")
+    deadline_min_seconds: float = Field(60.0, gt=0)
+    deaths_per_batch: int = Field(3, ge=1, description="a batch that killed this many targets is set aside")
+    cross_check_every: int = Field(0, ge=0, description="0: off; else every n-th batch is computed by a second target and compared")
+
+
+class TransportConfig(Section):
+    kind: Literal["auto", "object_store", "direct"] = "auto"
+
+
+class CheckpointConfig(Section):
+    every_steps: int = Field(500, ge=1)
+    every_minutes: float = Field(10.0, gt=0)
+    keep: int = Field(3, ge=1)
+
+
+class ValidationConfig(Section):
+    every_steps: int = Field(500, ge=1)
+    batches: int = Field(8, ge=0, description="most validation batches per pass; 0 turns validation off")
+
+
+class GenerationConfig(Section):
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    batch_size: int = Field(64, ge=1)
+
+
+class TrackingConfig(Section):
+    kind: Literal["none", "wandb", "tensorboard"] = "none"
+    project: str = "dflash-ray"
+
+
+class PowerConfig(Section):
+    budget_watts: float | None = Field(None, gt=0, description="targets are parked while the measured sum is above this")
+    source: str = Field("nvml", description="nvml, or file:PATH with one number (watts) per line and device")
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, value: str) -> str:
+        if value != "nvml" and not value.startswith("file:"):
+            raise ValueError(f"{value!r} is neither nvml nor file:PATH")
+        return value
+
+
+class CpuConfig(Section):
+    threads_per_actor: int = Field(1, ge=1, description="the same in every topology, so that results are bit for bit equal")
+
+
+class PlacementConfig(Section):
+    gpus_per_target: float = Field(1.0, gt=0, description="a fraction lets actors share one GPU")
+    gpus_per_drafter: float = Field(1.0, gt=0)
+
+
+class HardwareConfig(Section):
+    gpu_memory_gib: float | None = Field(None, gt=0, description="for --dry-run on another machine")
+    shm_gib: float | None = Field(None, gt=0)
+
+
+class DebugConfig(Section):
+    target_delay_seconds: float = Field(0.0, ge=0, description="each target sleeps a seeded random time up to this before a batch")
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    topology: str = Field("1-1", description="TARGETS-DRAFTERS, for instance 6-1")
+    target: TargetConfig = TargetConfig()
+    draft: DraftConfig = DraftConfig()
+    data: DataConfig = DataConfig()
+    batching: BatchingConfig = BatchingConfig()
+    anchors: AnchorConfig = AnchorConfig()
+    loss: LossConfig = LossConfig()
+    noise: NoiseConfig = NoiseConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig = TrainConfig()
+    flow: FlowConfig = FlowConfig()
+    transport: TransportConfig = TransportConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig = ValidationConfig()
+    generation: GenerationConfig = GenerationConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    power: PowerConfig = PowerConfig()
+    cpu: CpuConfig = CpuConfig()
+    placement: PlacementConfig = PlacementConfig()
+    hardware: HardwareConfig = HardwareConfig()
+    debug: DebugConfig = DebugConfig()
+
+    @field_validator("topology")
+    @classmethod
+    def _topology(cls, value: str) -> str:
+        parts = value.split("-")
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 5 for part in parts):
+            raise ValueError(f"{value!r} is not TARGETS-DRAFTERS, for instance 6-1")
+        targets, drafters = map(int, parts)
+        if targets < 1:
+            raise ValueError(f"{value!r} has no target; use at least 1-1")
+        if drafters != 1:
+            raise ValueError(f"{value!r} has {drafters} drafters; exactly 1 drafter trains, use {targets}-1")
+        return value
+
+    @property
+    def targets(self) -> int:
+        return int(self.topology.split("-")[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain YAML-able values; `load_config` of it gives an equal tree."""
+        return self.model_dump(mode="json")
+
+
+def merge(base: dict, extra: dict) -> dict:
+    """`extra` over `base`, section by section; neither is changed."""
+    out = dict(base)
+    for key, value in extra.items():
+        out[key] = merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out
+
+
+def load_config(files: list[Path] | tuple[Path, ...] = (), flags: list[str] | tuple[str, ...] = (), overrides: dict | None = None) -> Config:
+    """Files left to right, then `flags` (`["--a.b", "value", ...]`), then `overrides`. ValueError for anything that is not a config."""
+    tree: dict = {}
+    for path in files:
+        tree = merge(tree, _read_yaml(Path(path)))
+    tree = merge(tree, _parse_flags(list(flags)))
+    return validate(merge(tree, overrides or {}))
+
+
+def validate(tree: dict) -> Config:
+    try:
+        return Config(**tree)
+    except ValidationError as error:
+        raise ValueError(_one_line(error)) from None
+
+
+def _read_yaml(path: Path) -> dict:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"--config {path}: no such file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"--config {path}: cannot be read as YAML: {str(error).splitlines()[0]}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ValueError(f"--config {path}: the top of a config file must be a mapping of section names")
+    return data
+
+
+def _parse_flags(flags: list[str]) -> dict:
+    """Dotted flags to a tree. Only the names are judged here; values are judged with the rest of the tree."""
+    known = _dotted_names(Config)
+    tree: dict = {}
+    position = 0
+    while position < len(flags):
+        flag = flags[position]
+        if not flag.startswith("--"):
+            raise ValueError(f"{flag!r} is not a flag; flags look like --optimizer.lr 1e-3")
+        name, has_equals, value = flag[2:].partition("=")
+        if name not in known:
+            raise ValueError(f"--{name}: no such setting{_suggest(name, known)}")
+        if not has_equals:
+            position += 1
+            if position >= len(flags):
+                raise ValueError(f"--{name}: a value is missing after it")
+            value = flags[position]
+        position += 1
+        *path, leaf = name.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = _flag_value(value)
+    return tree
+
+
+def _flag_value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    # numbers stay text: pydantic turns them into numbers where one is wanted, and a run named 7 stays "7"
+    return value if isinstance(value, (bool, list, dict, type(None))) else text
+
+
+def _dotted_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += _dotted_names(field.annotation, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def describe_settings() -> list[tuple[str, str, str]]:
+    """(dotted name, default, description) of every setting, for --help and the README's table."""
+    rows = []
+
+    def walk(model: type[BaseModel], prefix: str) -> None:
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                walk(field.annotation, f"{prefix}{name}.")
+            else:
+                rows.append((prefix + name, str(field.get_default(call_default_factory=True)), field.description or ""))
+
+    walk(Config, "")
+    return rows
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _one_line(error: ValidationError) -> str:
+    known = _dotted_names(Config)
+    lines = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal[", "list["))) or "config"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where}: no such setting{_suggest(where, known)}")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            shown = "" if item["type"] == "value_error" else f" (got {_shorten(item['input'])})"
+            lines.append(f"{where}: {message}{shown}")
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""Entry points: `python -m jobs.NAME`, alone or under `ray job submit`."""
