@@ -41,7 +41,9 @@ class RunConfig(Section):
 
 class TargetConfig(Section):
     path: Path | None = Field(None, description="Hugging Face folder of the frozen target")
-    shape: str | None = Field(None, description="a known shape (qwen3.6-27b): explains a run, or runs with random weights, without a folder")
+    shape: str | None = Field(
+        None, description="a known shape (qwen3.6-27b): explains or benchmarks a run without a folder"
+    )
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     layout: Literal["auto", "packed", "padded"] = Field("auto", description="how one batch is laid out in the target's forward pass")
@@ -274,8 +276,10 @@ def merge(base: dict, extra: dict) -> dict:
     return out
 
 
-def load_config(files: list[Path] | tuple[Path, ...] = (), flags: list[str] | tuple[str, ...] = (), overrides: dict | None = None) -> Config:
-    """Files left to right, then `flags` (`["--a.b", "value", ...]`), then `overrides`. ValueError for anything that is not a config."""
+def load_config(
+    files: list[Path] | tuple[Path, ...] = (), flags: list[str] | tuple[str, ...] = (), overrides: dict | None = None
+) -> Config:
+    """Files left to right, then `flags` (`["--a.b", "value", ...]`), then `overrides`. ValueError otherwise."""
     tree: dict = {}
     for path in files:
         tree = merge(tree, _read_yaml(Path(path)))
