@@ -1,0 +1,155 @@
+"""From a config to everything a run is made of, resolved once and checked before anything is written.
+
+`resolve` raises ValueError, one line, for whatever the user could have got wrong. Its result travels to the actors, which build their
+library objects from it here; so the driver, the actors and `--dry-run` cannot disagree about a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_ray.config import Config, merge, validate
+
+if TYPE_CHECKING:
+    from dflash_ray.batches import BatchSource
+    from dflash_ray.draft.shape import DraftShape
+    from dflash_ray.draft.trainer import DraftTrainer
+    from dflash_ray.target.facts import TargetFacts
+    from dflash_ray.target.model import FrozenTarget
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    config: Config
+    device: str  # cpu | cuda
+    facts: TargetFacts
+    shape: DraftShape
+    strategy: str  # packed | bucketed | random | sorted
+    strategy_reason: str
+    run_dir: Path
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one feature value as it travels: bf16 from a GPU target, float32 from a CPU target unless told otherwise."""
+        precision = self.config.target.precision
+        if precision == "auto":
+            return 4 if self.device == "cpu" else 2
+        return 4 if precision == "float32" else 2
+
+    def message_bytes(self, tokens: int, anchors: int) -> int:
+        """Most bytes that one batch's features (and teacher rows) take in the object store."""
+        rows = anchors * (self.shape.block_size - 1) if self.config.loss.needs_teacher else 0
+        return (tokens * self.shape.features + rows * self.shape.hidden) * self.feature_bytes
+
+    @property
+    def window(self) -> int:
+        return self.config.flow.window or 2 * self.config.targets + 2
+
+
+def resolve(config: Config, *, device: str, run_dir: Path) -> RunSpec:
+    """Target, drafter shape and batching of a run. Reads the target's config and tokenizer, no weights and no samples."""
+    from dflash_ray.draft.shape import resolve_shape
+    from dflash_ray.plan import resolve_strategy
+    from dflash_ray.target.facts import resolve_mask_token, shape_facts, target_facts
+
+    target = config.target
+    if target.shape is not None and (target.weights == "random" or target.path is None):
+        facts = shape_facts(target.shape)
+        if config.draft.mask_token_id is None:
+            raise ValueError("draft.mask_token_id: a target given by target.shape has no tokenizer to ask; set the id")
+        mask = config.draft.mask_token_id
+    elif target.path is None:
+        raise ValueError("target.path: not set; give the folder of the frozen target (or target.shape with --dry-run)")
+    else:
+        facts = target_facts(target.path)
+        mask = resolve_mask_token(target.path, config.draft.mask_token_id)
+    config = validate(merge(config.as_dict(), {"draft": {"mask_token_id": mask}}))
+    shape = resolve_shape(config.draft, facts)
+    config = validate(merge(config.as_dict(), {"draft": {"target_layer_ids": list(shape.target_layer_ids)}}))
+    if config.draft.init != "random" and not Path(config.draft.init).is_dir():
+        raise ValueError(f"draft.init: {config.draft.init} is no folder; give `random` or the folder of an exported drafter")
+    strategy, reason = resolve_strategy(config.batching, facts.isolates_documents(device))
+    return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir))
+
+
+def load_run_target(spec: RunSpec) -> FrozenTarget:
+    from dflash_ray.target import load_target
+
+    target = spec.config.target
+    return load_target(
+        target.path,
+        taps=list(spec.shape.target_layer_ids),
+        device=spec.device,
+        precision=target.precision,
+        layout=target.layout,
+        teacher=spec.config.loss.needs_teacher,
+        random_shape=target.shape if target.weights == "random" else None,
+        seed=spec.config.run.seed,
+    )
+
+
+def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
+    from dflash_ray.draft.trainer import DraftTrainer
+    from dflash_ray.target import embedding_and_head, random_embedding_and_head
+
+    if spec.config.target.weights == "random":
+        embed, head, fingerprint = random_embedding_and_head(spec.facts, spec.config.run.seed)
+    else:
+        embed, head, fingerprint = embedding_and_head(spec.config.target.path)
+    return DraftTrainer(spec.config, spec.shape, embed, head, fingerprint, device=spec.device, total_steps=total_steps)
+
+
+class RunBatches:
+    """Both lines of batches of a run, training and validation."""
+
+    def __init__(self, train: BatchSource, validation: list[Any], facts: dict[str, Any]):
+        self._train, self._validation, self._facts = train, validation, facts
+
+    def describe(self) -> dict[str, Any]:
+        return self._facts
+
+    def batch(self, kind: str, number: int):
+        return self._train.batch(number) if kind == "train" else self._validation[number]
+
+
+def open_batches(spec: RunSpec) -> RunBatches:
+    """The plan of all epochs and the samples behind it. ValueError for a dataset that cannot be trained on."""
+    from dflash_ray.batches import BatchSource, validation_batches
+    from dflash_ray.dataset import open_dataset
+    from dflash_ray.plan import RunPlan
+
+    config = spec.config
+    if config.data.path is None:
+        raise ValueError("data.path: not set; give a dataset folder made by jobs.prepare_data")
+    dataset = open_dataset(config.data.path, "train", config.data.columns)
+    plan = RunPlan.make(
+        dataset.lengths,
+        dataset.anchor_candidates,
+        config.batching,
+        strategy=spec.strategy,
+        seed=config.run.seed,
+        epochs=config.train.epochs,
+        tokens_per_anchor=config.anchors.tokens_per_anchor,
+    )
+    held_out: list[Any] = []
+    if config.validation.batches and (Path(config.data.path) / "validation").is_dir():
+        held_out = validation_batches(
+            open_dataset(config.data.path, "validation", config.data.columns),
+            token_budget=config.batching.token_budget,
+            tokens_per_anchor=config.anchors.tokens_per_anchor,
+            seed=config.run.seed,
+            most=config.validation.batches,
+        )
+    facts = {
+        "samples": int(dataset.lengths.shape[0]),
+        "tokens": int(dataset.lengths.sum(dtype="int64")) * config.train.epochs,
+        "batches": plan.total_batches,
+        "validation_batches": len(held_out),
+        "plan": plan.fingerprint,
+        "dataset": dataset.fingerprint,
+        "edges": plan.edges,
+        "largest_batch": plan.largest_batch,
+    }
+    return RunBatches(BatchSource(dataset, plan, seed=config.run.seed, tokens_per_anchor=config.anchors.tokens_per_anchor), held_out, facts)
