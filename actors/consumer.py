@@ -1,4 +1,4 @@
-"""The consuming end of the line: stages features in order, trains on them, ends steps, validates, checkpoints and brings a dead drafter back.
+"""The consuming end of the line: stages features in order, trains on them, ends steps, validates, checkpoints, heals the drafter.
 
 The drafter consumes positions next, next+1, ... and nothing else. One batch is staged while one trains. Checkpoints exist at step
 boundaries only, after the validation that belongs there, and name the next batch; a drafter that dies is restored from the newest whole
@@ -45,6 +45,7 @@ class Consumer:
         self.checkpoint_step: int | None = None
         self.writing: asyncio.Task | None = None
         self.step_began = run.now()
+        self.resumed: dict[str, Any] = {}  # meta of the checkpoint that the state came from
         self.initial: Path | None = None  # where the state comes from when there is no checkpoint yet; None: the seed
 
     # ---- the drafter's life --------------------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ class Consumer:
             cause = cause_of(error)
             raise (cause if isinstance(cause, ValueError) else RunFailed(f"the drafter could not start: {first_line(cause)}")) from None
         self._adopt(meta)
+        self.resumed = meta
         return meta["next_batch"]
 
     def _adopt(self, meta: dict[str, Any]) -> None:
@@ -110,6 +112,7 @@ class Consumer:
         """Walks the line to its end, or to the next step boundary after a stop was asked for."""
         while True:
             stager = asyncio.ensure_future(self._stage_all())
+            stager.add_done_callback(lambda _: self.run.pulse.beat())
             try:
                 await self._walk(stager)
                 return
@@ -169,25 +172,19 @@ class Consumer:
             else:
                 await self._validate(position)
             self.pump()
-            if item.kind == "train" and run.line.ends_step(item.number):
+            step_ends = item.kind == "validation" or run.line.ends_step(item.number)
+            if item.kind == "train" and step_ends:
                 await self._end_step(item.step)
-            last_of_pass = item.kind == "validation" and (position + 1 == run.line.total or run.item(position + 1).kind == "train")
-            if last_of_pass:
+            if not step_ends or (position + 1 < run.end and run.item(position + 1).kind == "validation"):
+                continue  # a checkpoint lies after the validation that belongs to its step
+            if item.kind == "validation":
                 await self._end_validation(item.step)
-            at_boundary = last_of_pass or (
-                item.kind == "train" and run.line.ends_step(item.number) and not self._validation_follows(position)
-            )
-            if at_boundary:
-                await self._maybe_checkpoint()
-                if run.stop_reason is not None:
-                    return
-
-    def _validation_follows(self, position: int) -> bool:
-        return position + 1 < self.run.end and self.run.item(position + 1).kind == "validation"
+            await self._maybe_checkpoint()
+            if run.stop_reason is not None:
+                return
 
     async def _until_staged(self, position: int, stager: asyncio.Task) -> None:
         run, flow = self.run, self.run.flow
-        stager.add_done_callback(lambda _: run.pulse.beat())
         await run.until(lambda: stager.done() or flow.state(position) in (STAGED, ASIDE))
         if stager.done() and flow.state(position) not in (STAGED, ASIDE):
             stager.result()  # raises what ended it

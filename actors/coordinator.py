@@ -28,14 +28,15 @@ FETCH_LIMIT = 300.0
 
 @ray.remote
 class CoordinatorActor:
-    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int):
-        self.spec, self.resume, self.store_bytes = spec, resume, store_bytes
+    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any]):
+        self.spec, self.resume, self.store_bytes, self.facts = spec, resume, store_bytes, facts
         self.run_state: RunState | None = None
         self.pool: TargetPool | None = None
         self.consumer: Consumer | None = None
         self.batcher: Any = None
         self.batcher_budget = RestartBudget(spec.config.flow.restarts_per_hour)
         self.early_stop: str | None = None
+        self.ready = False  # every actor but the targets is up, the flow may move
         self.ended = asyncio.Event()
         self.tasks: set[asyncio.Task] = set()
 
@@ -73,7 +74,7 @@ class CoordinatorActor:
         if config.run.max_steps is not None and config.run.max_steps < line.steps:
             end = line.position(config.run.max_steps * line.batches_per_step)
         flow = Flow(
-            line.total,
+            end,
             window=spec.window,
             window_bytes=self._window_bytes(plan),
             prefetch=config.flow.prefetch_batches,
@@ -82,6 +83,7 @@ class CoordinatorActor:
         )
         run = self.run_state = RunState(spec, RunFolder(spec.run_dir), line, flow, Meter(plan["tokens"]), end)
         run.stop_reason = self.early_stop
+        run.folder.create(config, self.facts)
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
         self.consumer.initial = self.resume
@@ -93,6 +95,7 @@ class CoordinatorActor:
         starting = asyncio.ensure_future(self.consumer.bring_up(self.resume))
         self.pool.resize(config.targets)
         next_batch = await starting
+        self._check_identity(identity)
         if next_batch:
             flow.skip_to(line.position(next_batch))
         run.folder.rewind(run.step, next_batch)
@@ -105,7 +108,15 @@ class CoordinatorActor:
         self.pump()
         return run
 
-    ready = False
+    def _check_identity(self, mine: dict[str, Any]) -> None:
+        """A checkpoint continues only the run it was made by: the same data, plan and seed."""
+        keys = {"plan": "data, batching, anchors, train.epochs", "dataset": "data.path", "batches_per_step": "train.batches_per_step"}
+        for name, value in self.consumer.resumed.items():
+            if name in mine and mine[name] != value:
+                raise ValueError(
+                    f"--resume: the checkpoint's {name} is {value}, this run's is {mine[name]}; "
+                    f"continue with the same {keys.get(name, 'run.' + name)}, or start over with --fresh"
+                )
 
     def _window_bytes(self, plan: dict[str, Any]) -> int:
         """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""
@@ -114,9 +125,9 @@ class CoordinatorActor:
         wanted = self.spec.config.flow.window_bytes or room
         if largest > room:
             raise ValueError(
-                f"batching.token_budget: the largest batch has {plan['largest_batch']['real_tokens']:,} tokens x {self.spec.shape.features:,} "
-                f"features x {self.spec.feature_bytes} B = {largest / 1e6:,.0f} MB, more than {STORE_SHARE:g} of the object store "
-                f"({self.store_bytes / 1e6:,.0f} MB); lower the budget or enlarge the store (/dev/shm)"
+                f"batching.token_budget: the largest batch has {plan['largest_batch']['real_tokens']:,} tokens "
+                f"x {self.spec.shape.features:,} features x {self.spec.feature_bytes} B = {largest / 1e6:,.0f} MB, more than "
+                f"{STORE_SHARE:g} of the object store ({self.store_bytes / 1e6:,.0f} MB); lower the budget or enlarge the store (/dev/shm)"
             )
         if wanted > room:
             raise ValueError(
@@ -139,6 +150,7 @@ class CoordinatorActor:
 
     async def _fetch(self, position: int) -> None:
         run, item = self.run_state, self.run_state.item(position)
+        await run.until(lambda: self.batcher is not None)
         batcher = self.batcher
         meta_ref, tokens_ref = batcher.batch.remote(item.kind, item.number)
         try:
@@ -163,6 +175,7 @@ class CoordinatorActor:
         ray.kill(dead)
         await asyncio.sleep(max(delay, 0.5))
         await self._start_batcher()
+        self.pump()
 
     # ---- the pump ------------------------------------------------------------------------------------------------------------
 
@@ -228,9 +241,10 @@ class CoordinatorActor:
     def _progress(self) -> dict[str, Any]:
         run = self.run_state
         if run is None:
-            return {"step": 0, "steps": 0}
+            return {"step": 0, "steps": 0, "finished": False}
         last = self.spec.config.run.max_steps
-        return {"step": run.step, "steps": min(run.line.steps, last) if last else run.line.steps}
+        steps = min(run.line.steps, last) if last else run.line.steps
+        return {"step": run.step, "steps": steps, "finished": run.flow.next >= run.end}
 
     async def status(self) -> dict[str, Any]:
         """Everything `jobs.status` shows, from memory: nobody is asked, so nobody can keep it waiting."""
