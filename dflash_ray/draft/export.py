@@ -25,7 +25,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 def export_config(shape: DraftShape) -> dict[str, Any]:
     """`config.json` of the export contract (dflash.md)."""
-    config = {
+    return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "hidden_size": shape.hidden,
@@ -40,6 +40,8 @@ def export_config(shape: DraftShape) -> dict[str, Any]:
             "block_size": shape.block_size,
             "mask_token_id": shape.mask_token_id,
             "target_layer_ids": list(shape.target_layer_ids),
+            # slot 0 is the anchor and proposes nothing; other families propose from it
+            "sample_from_anchor": False,
         },
         "layer_types": list(shape.layer_types),
         # Qwen3Config nulls the window unless this is true
@@ -58,7 +60,6 @@ def export_config(shape: DraftShape) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
-    return config
 
 
 def read_shape(folder: Path) -> DraftShape:
@@ -97,8 +98,8 @@ def read_shape(folder: Path) -> DraftShape:
             layer_types=tuple(layer_types),
             sliding_window=need("sliding_window", config) if sliding else None,
             block_size=need("block_size", dflash, config),
-            mask_token_id=need("mask_token_id", dflash),
-            target_layer_ids=tuple(need("target_layer_ids", dflash)),
+            mask_token_id=need("mask_token_id", dflash, config),
+            target_layer_ids=tuple(need("target_layer_ids", dflash, config)),
             num_target_layers=need("num_target_layers", config),
             rope_theta=float(need("rope_theta", config, config.get("rope_parameters"), config.get("rope_scaling"))),
             rms_norm_eps=need("rms_norm_eps", config),
@@ -144,16 +145,22 @@ def load_drafter(folder: Path | str, embed: Tensor, head: Tensor) -> tuple[Draft
                 f"{folder}: made for a target with vocabulary {shape.vocab} and hidden size {shape.hidden}; "
                 f"this target's {name} is {list(table.shape)}"
             )
-    model = DraftModel(shape)
-    model.load_state_dict(read_tensors(folder, shape))
-    return model.to(embed.device, embed.dtype).eval().requires_grad_(False), shape
+    with torch.device("meta"):
+        model = DraftModel(shape)
+    tensors = {name: tensor.to(embed.device, embed.dtype) for name, tensor in read_tensors(folder, shape).items()}
+    model.load_state_dict(tensors, assign=True)
+    return model.eval().requires_grad_(False), shape
 
 
-def write_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path | str, card: str = "") -> None:
-    """Weights of any float dtype as the export contract wants them, then read back and compared bit by bit with what was meant."""
+def export_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path | str, card: str = "") -> float:
+    """Writes weights of any float dtype by the export contract and reads them back.
+
+    Returns the largest difference between the outputs of the given weights and of what was read back, relative to the largest output:
+    the rounding to bf16, about 1e-2. What was read back must equal the rounded weights bit by bit.
+    """
     folder = Path(folder)
+    check_tensors(weights, shape, "export")
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in weights.items()}
-    check_tensors(tensors, shape, "export")
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(export_config(shape), indent=2) + "\n", encoding="utf-8")
@@ -161,4 +168,21 @@ def write_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path
         (folder / CARD).write_text(card, encoding="utf-8")
     assert read_shape(folder) == shape, f"{folder}: {CONFIG} does not give back the shape it was written from"
     again = read_tensors(folder, shape)
-    assert all(torch.equal(again[name], tensors[name]) for name in tensors), f"{folder}: {WEIGHTS} differs from what was written"
+    for name, tensor in tensors.items():
+        assert again[name].dtype == torch.bfloat16 and torch.equal(again[name], tensor), f"{folder}: {name} is not what was written"
+    before, after = (_sample_output(given, shape) for given in (weights, again))
+    difference = float((before - after).abs().max() / before.abs().max())
+    assert difference < 0.1, f"{folder}: outputs differ by {difference:.3f} from the weights that were exported"
+    return difference
+
+
+@torch.no_grad()
+def _sample_output(weights: Mapping[str, Tensor], shape: DraftShape) -> Tensor:
+    """float32 [K, H]: the output for one fixed random block after a context of eight tokens."""
+    with torch.device("meta"):
+        model = DraftModel(shape)
+    model.load_state_dict({name: tensor.detach().to("cpu", torch.float32) for name, tensor in weights.items()}, assign=True)
+    generator = torch.Generator().manual_seed(0)
+    context = model.context(torch.randn(8, shape.features, generator=generator))
+    block = torch.randn(shape.block_size, shape.hidden, generator=generator)
+    return model.forward_block(block, 8 + torch.arange(shape.block_size), model.context_kv(context, torch.arange(8)))
