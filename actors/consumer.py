@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from actors.drafter import DrafterActor
-from actors.placement import actor_options
+from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
 from dflash_ray.flow import ASIDE, STAGED
@@ -95,8 +95,10 @@ class Consumer:
                 break
             except ActorLost as again:
                 error = again
-            except ValueError as name_taken:  # Ray has not buried the dead one yet
-                error = ActorLost(first_line(name_taken))
+            except ValueError as taken:
+                if not name_taken(taken):
+                    raise
+                error = ActorLost(first_line(taken))
         if path is None:
             self._adopt({"step": 0, "set_aside": list(run.aside.values()), "best_tau": None, "best_name": None})
         self.tally, self.trained, self.validation = StepTally(), [], []
