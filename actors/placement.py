@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_ray.setup import RunSpec
 
+
 def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
     """Options for one actor of `role` (coordinator, batcher, target, drafter) under the actor name `name`."""
     env = {"OMP_NUM_THREADS": str(spec.config.cpu.threads_per_actor), "TOKENIZERS_PARALLELISM": "false"}

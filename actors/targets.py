@@ -174,7 +174,8 @@ class TargetPool:
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
         target.idle_since = run.now()
-        run.features[position] = (meta, payload_ref)
+        run.features[position] = ({**meta, "arrival": run.arrivals}, payload_ref)
+        run.arrivals += 1
         if run.flow.computed(target.name, position, meta["seconds"]):
             self._bury(target)
         self.pump()

@@ -26,7 +26,7 @@ def tiny_dataset(folder: Path, documents: int = 40, seed: int = 0, held_out: int
     return folder
 
 
-def tiny_config(folder: Path, run: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+def tiny_config(folder: Path, run_folder: Path, /, **sections: dict[str, Any]) -> dict[str, Any]:
     """A config tree over a target and a dataset made under `folder`; `sections` are merged over it."""
     from dflash_ray.config import merge
 
@@ -37,7 +37,7 @@ def tiny_config(folder: Path, run: Path, **sections: dict[str, Any]) -> dict[str
     if not data.exists():
         tiny_dataset(data)
     tree = {
-        "run": {"name": "tiny", "dir": str(run)},
+        "run": {"name": "tiny", "dir": str(run_folder)},
         "topology": "1-1",
         "target": {"path": str(target)},
         "draft": {"block_size": 4, "num_layers": 1, "num_taps": 2, "mask_token_id": MASK_TOKEN, "num_attention_heads": 2, "head_dim": 16},
