@@ -21,7 +21,7 @@ class Broken(ValueError):
 
 
 def json_values(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | Broken]]:
-    """(line where a value starts counting from 1, its JSON text in UTF-8 or what is wrong). A value of over `limit` characters is broken."""
+    """(line where a value starts, its JSON text in UTF-8 or what is wrong). A value of over `limit` characters is broken."""
     text = _Window(stream, limit)
     first = text.peek()
     if first == "[":

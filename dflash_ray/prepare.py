@@ -27,6 +27,7 @@ from dflash_ray.staging import Stage
 from dflash_ray.tokenizer import ChatTokenizer
 
 VERSION = 1  # of what a row becomes; parts of another version are not continued
+REPORT = "report.json"  # in the data set's folder
 _EXAMPLES = 3  # places named per reason
 _REASONS = 64  # reasons told apart; a template that puts data into its message could make any number
 _EDGES = [2**power for power in range(5, 21)]
@@ -180,19 +181,19 @@ def group_of(content: Conversation | Tokenised) -> int:
 
 
 def prepare(settings: PrepareSettings, spread: Spread = map, progress: Callable[[int, int, Counts], None] | None = None) -> dict[str, Any]:
-    """Writes the data set at `settings.output` and returns the report (JSON values; also in the folder as report.json).
+    """Writes the data set at `settings.output` and returns the report (JSON values, kept in the folder too).
 
     `spread(function, chunks)` yields results in the order of the chunks. ValueError for the user's mistakes: settings, inputs, an output
     that holds something else, with `strict` the first bad row, and an input of which nothing can be kept.
     """
     settings.check()
-    started = time.monotonic()
     files = find_files(list(settings.inputs))
     worker = ChunkWorker(settings)
     identity = _identity(settings, files, worker.tokenizer)
     if done := _finished(settings.output, identity):
         return {**done, "already_prepared": True}
     total = sum(file.bytes for file in files)
+    started = time.monotonic()
     with Stage(settings.output, identity) as stage:
         counts = Counts()
         for saved in stage.counts():
@@ -208,33 +209,34 @@ def prepare(settings: PrepareSettings, spread: Spread = map, progress: Callable[
         stage.flush()
         if not counts.samples:
             raise ValueError(_nothing_kept(counts))
-        report = _report(counts, files, time.monotonic() - started, resumed)
-        _write(settings, identity, stage, report)
+        splits = _write_splits(settings, stage, {**identity["tokenizer"], "config": _config(settings), "counts": _plain(counts)})
+        report = {**_plain(counts), "splits": splits, **_effort(counts, files, time.monotonic() - started, resumed)}
+        report_file = {"report": report, "made_from": identity}
+        (settings.output / REPORT).write_text(json.dumps(report_file, indent=1) + "\n", encoding="utf-8")
         stage.remove()
     return report
 
 
-def _write(settings: PrepareSettings, identity: dict[str, Any], stage: Stage, report: dict[str, Any]) -> None:
+def _write_splits(settings: PrepareSettings, stage: Stage, manifest: dict[str, Any]) -> dict[str, Any]:
     held_out = validation_groups(stage.groups(), settings.validation)
     with DatasetWriter(settings.output) as writer:
         for ids, mask, group, source in stage.samples():
             writer.add("validation" if group in held_out else "train", ids, mask, source)
-        manifest = {"prepared_from": identity, "tokenizer": identity["tokenizer"], "config": _config(settings), "report": report}
-        report["splits"] = writer.finish(manifest)["splits"]
+        return writer.finish(manifest)["splits"]
 
 
 def validation_groups(groups: np.ndarray, share: float) -> set[int]:
-    """Which groups are held out: whole groups in the order of their hash, about `share` of the samples, at least one group of two."""
+    """Which groups are held out: whole groups in the order of their hash, about `share` of the samples: one group at
+    least if the share comes to a sample and there are two groups."""
     unique, sizes = np.unique(groups, return_counts=True)
-    if share == 0 or len(unique) < 2:
+    wanted = round(share * len(groups))
+    if wanted == 0 or len(unique) < 2:
         return set()
-    wanted = share * sizes.sum()
     chosen: set[int] = set()
-    taken = 0
     for group, size in zip(unique.tolist(), sizes.tolist(), strict=True):
-        if taken + size <= wanted + 0.5:
+        if size <= wanted:
             chosen.add(group)
-            taken += size
+            wanted -= size
     return chosen or {int(unique[np.argmin(sizes)])}
 
 
@@ -244,8 +246,7 @@ def _identity(settings: PrepareSettings, files: list[InputFile], tokenizer: Chat
         "version": VERSION,
         "inputs": [{"name": file.path.name, "bytes": file.bytes, "modified_ns": file.path.stat().st_mtime_ns} for file in files],
         "tokenizer": tokenizer.fingerprint(),
-        "max_length": settings.max_length,
-        "columns": settings.columns,
+        "config": _config(settings),
     }
 
 
@@ -258,23 +259,25 @@ def _finished(output: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     if not output.exists():
         return None
     try:
-        manifest = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
+        written = json.loads((output / REPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        manifest = {}
-    if manifest.get("prepared_from") == identity:
-        return {**manifest["report"], "splits": manifest["splits"]}
+        written = {}
+    if written.get("made_from") == identity:
+        return written["report"]
     raise ValueError(f"--output {output}: exists and was not made from this input, tokenizer and --max-length; remove it or choose another")
 
 
-def _report(counts: Counts, files: list[InputFile], seconds: float, resumed: int) -> dict[str, Any]:
+def _plain(counts: Counts) -> dict[str, Any]:
     histogram = {edge: counts.length_histogram[edge] for edge in sorted(counts.length_histogram, key=int)}
+    return {**vars(counts), "length_histogram": histogram}
+
+
+def _effort(counts: Counts, files: list[InputFile], seconds: float, resumed: int) -> dict[str, Any]:
     return {
-        **vars(counts),
-        "length_histogram": histogram,
         "files": len(files),
         "bytes": sum(file.bytes for file in files),
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(counts.tokens / max(seconds, 1e-9)) if not resumed else None,
+        "tokens_per_second": None if resumed else round(counts.tokens / max(seconds, 1e-9)),
         "resumed_after_chunks": resumed,
     }
 

@@ -118,6 +118,8 @@ class Renderer:
         """The last message as the answer to those before it. `Refused` if the template cannot place it."""
         self.tokenizer.require_template()
         message = messages[-1]
+        if len(messages) == 1:
+            raise Refused("no_prompt", "nothing stands before this answer")
         thinking = bool(message.reasoning)
         try:
             full = self.tokenizer.render(rendered, tools, generation=False, thinking=thinking)
@@ -206,7 +208,7 @@ class Renderer:
         for start, stop in sample.spans:
             mask[start:stop] = 1
         if mask.all():
-            out.dropped.append(Refused("no_prompt", "every token of the rendered conversation would be supervised"))
+            out.dropped.append(Refused("all_supervised", "every token of the rendered conversation would be supervised"))
         else:
             kept = sum(start < self.max_length for start, _ in sample.spans)
             out.refused_turns += [Refused("too_long", f"begins after {self.max_length} tokens")] * (len(sample.spans) - kept)
@@ -217,7 +219,11 @@ class Renderer:
         over = len(ids) > self.max_length
         ids, mask = ids[: self.max_length], mask[: self.max_length]
         if not (mask[1:] & mask[:-1]).any():
-            reason = Refused("too_long", f"no answer within {self.max_length} tokens") if over else Refused("no_anchor", "no two adjacent supervised tokens")
+            reason = (
+                Refused("too_long", f"no answer within {self.max_length} tokens")
+                if over
+                else Refused("no_anchor", "no two adjacent supervised tokens")
+            )
             out.dropped.append(reason)
             return False
         out.clipped += over

@@ -117,11 +117,10 @@ class ChatTokenizer:
         if answer.endswith(self.tail):
             text = answer[: len(answer) - len(self.tail)] + before
             return text, self.end_of_turn, self.tail[len(before) + len(self.end_of_turn) :]
-        last = None
-        for last in self._special.finditer(answer):
-            pass
-        if last is None or answer[last.end() :].strip():
+        matches = list(self._special.finditer(answer))
+        if not matches or answer[matches[-1].end() :].strip():
             return None
+        last = matches[-1]
         return answer[: last.start()], last.group(), answer[last.end() :]
 
     def special_strings(self, text: str) -> int:

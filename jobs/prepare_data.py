@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_ray.prepare import PrepareSettings, prepare
 from jobs.cli import run
-from jobs.prepare_report import Progress, print_report
+from jobs.prepare_report import Progress, print_report, show_samples
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-length", type=int, default=8192, help="tokens after which a sample is cut (default %(default)s)")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
     parser.add_argument("--validation", type=float, default=0.01, help="share of samples held out, by conversation (default %(default)s)")
-    parser.add_argument("--columns", nargs="+", default=[], metavar="OURS=THEIRS", help="for instance input_ids=tokens loss_mask=labels_mask")
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="OURS=THEIRS", help="for instance input_ids=tokens loss_mask=labels_mask"
+    )
     parser.add_argument("--num-workers", type=int, default=1, help="1: this process; more: Ray tasks (default %(default)s)")
     parser.add_argument("--strict", action="store_true", help="stop at the first bad row with exit code 2")
     parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
@@ -39,6 +41,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print_report(report, settings)
+    show_samples(settings)
     return 0
 
 
