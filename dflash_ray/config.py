@@ -41,9 +41,7 @@ class RunConfig(Section):
 
 class TargetConfig(Section):
     path: Path | None = Field(None, description="Hugging Face folder of the frozen target")
-    shape: str | None = Field(
-        None, description="a known shape (qwen3.6-27b): explains or benchmarks a run without a folder"
-    )
+    shape: str | None = Field(None, description="a known shape (qwen3.6-27b): explains or benchmarks a run without a folder")
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     layout: Literal["auto", "packed", "padded"] = Field("auto", description="how one batch is laid out in the target's forward pass")

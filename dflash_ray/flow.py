@@ -1,0 +1,420 @@
+"""Who computes which batch, and when: the bookkeeping of the line, without Ray, clock or thread.
+
+A position of the line is in exactly one state: planned -> ready -> handed -> computing -> features -> staged -> done, or aside. Done
+positions are those below `next`; the drafter consumes strictly in order. Two bounds hold at all times:
+
+- prefetch: at most `prefetch` positions are ready or handed (their tokens are held);
+- credit: a position starts computing only below `next + window`, and only while the bytes of everything computing, computed or staged
+  stay within `window_bytes`, or nothing at all is in the window.
+
+From every state the run can finish as long as one target works: the lowest waiting position always starts first, and where the very
+next position does not fit, the features furthest ahead are given up and computed again later. The end (`finished`), a failure
+(`starved`: no target is left) and "not yet" (neither) are three different things.
+
+In order means throughput <= window / (time of the slowest target's batch). A target slower than `slow_factor` times the median gets
+only positions so far ahead that it would not hold up the line.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median_low
+
+PLANNED, READY, HANDED, COMPUTING, FEATURES, STAGED, DONE, ASIDE = (
+    "planned",
+    "ready",
+    "handed",
+    "computing",
+    "features",
+    "staged",
+    "done",
+    "aside",
+)
+MAX_STAGED = 2  # one in training, one copied while it trains
+
+
+@dataclass
+class TargetState:
+    queue: deque[int] = field(default_factory=deque)  # handed, not started
+    computing: int | None = None
+    draining: bool = False
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds per token of the last batches
+    speed: float | None = None  # their median
+    batches: int = 0
+
+
+class Flow:
+    def __init__(
+        self,
+        total: int,
+        *,
+        window: int,
+        window_bytes: int,
+        prefetch: int,
+        queue_per_target: int = 1,
+        slow_factor: float = 3.0,
+    ):
+        assert total >= 0 and window >= 1 and prefetch >= 1 and queue_per_target >= 0
+        self.total, self.window, self.window_bytes = total, window, window_bytes
+        self.prefetch, self.queue_per_target, self.slow_factor = prefetch, queue_per_target, slow_factor
+        self.next = 0
+        self.targets: dict[str, TargetState] = {}
+        self.drafter_seconds: float | None = None
+        self._state: dict[int, str] = {}
+        self._bytes: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
+        self._owner: dict[int, str] = {}  # handed or computing -> target
+        self._by: dict[int, str] = {}  # features -> the target that made them
+        self._waiting: list[int] = []  # heap of ready and handed positions, may hold stale entries
+        self._unhanded: list[int] = []  # heap of ready positions, may hold stale entries
+        self._missing: list[int] = []  # heap of planned positions below the frontier (given up, rewound)
+        self._dropped: list[int] = []  # positions whose tokens and features nobody needs any more, not yet told
+        self._frontier = 0  # first position never asked for
+        self._held = 0  # ready + handed + asked for
+        self._asked: set[int] = set()
+        self._free: dict[str, None] = {}  # targets that compute nothing, in order of becoming free
+        self._slow: set[str] = set()
+        self.window_used = 0  # bytes
+        self._in_window = 0
+
+    # ---- what can be asked -------------------------------------------------------------------------------------------------
+
+    def state(self, position: int) -> str:
+        if position < self.next:
+            return DONE
+        return self._state.get(position, PLANNED)
+
+    @property
+    def finished(self) -> bool:
+        return self.next >= self.total
+
+    @property
+    def starved(self) -> bool:
+        """No target is left to make what is still missing."""
+        return not self.finished and not self.targets and self.state(self.next) not in (FEATURES, STAGED, ASIDE)
+
+    @property
+    def ahead(self) -> int:
+        """Batches whose tokens are held: ready or handed."""
+        return self._held - len(self._asked)
+
+    def queues(self) -> dict[str, int]:
+        return {name: len(target.queue) for name, target in self.targets.items()}
+
+    def features_waiting(self) -> int:
+        return sum(1 for state in self._state.values() if state == FEATURES)
+
+    def holder(self, position: int) -> str | None:
+        """The target that has `position` handed or computing, or made its features."""
+        return self._owner.get(position) or self._by.get(position)
+
+    def waits_for_credit(self, name: str) -> bool:
+        """`name` computes nothing although a batch is there for it."""
+        target = self.targets[name]
+        return target.computing is None and not target.draining and (bool(target.queue) or self._lowest() is not None)
+
+    # ---- batcher -----------------------------------------------------------------------------------------------------------
+
+    def wanted(self) -> list[int]:
+        """Positions whose tokens should be fetched now, lowest first; they count as asked for from here on."""
+        out: list[int] = []
+        while self._held < self.prefetch:
+            position = self._pop_missing()
+            if position is None:
+                if self._frontier >= self.total:
+                    break
+                position, self._frontier = self._frontier, self._frontier + 1
+            self._asked.add(position)
+            self._held += 1
+            out.append(position)
+        while self._missing:  # the bound is full of later positions (after a rewind): the furthest ahead makes room for an earlier one
+            position = self._pop_missing()
+            held = max((p for p, s in self._state.items() if s in (READY, HANDED)), default=-1)
+            if position is None or held < position:
+                if position is not None:
+                    heapq.heappush(self._missing, position)
+                break
+            self._unready(held)
+            self._asked.add(position)
+            self._held += 1
+            out.append(position)
+        return out
+
+    def ready(self, position: int, nbytes: int, tokens: int = 1) -> bool:
+        """The tokens of `position` are here; its features will take `nbytes`. False: nobody wants them any more."""
+        if position not in self._asked:
+            return False
+        self._asked.discard(position)
+        self._bytes[position], self._tokens[position] = nbytes, max(tokens, 1)
+        self._state[position] = READY
+        heapq.heappush(self._waiting, position)
+        heapq.heappush(self._unhanded, position)
+        return True
+
+    # ---- targets -----------------------------------------------------------------------------------------------------------
+
+    def add_target(self, name: str) -> None:
+        assert name not in self.targets, name
+        self.targets[name] = TargetState()
+        self._free[name] = None
+
+    def drain(self, name: str) -> bool:
+        """No new batch for `name`. True: it computes nothing and is gone; else it goes when its batch is computed."""
+        target = self.targets[name]
+        target.draining = True
+        self._give_back(target.queue)
+        if target.computing is None:
+            self._remove(name)
+            return True
+        return False
+
+    def lost(self, name: str) -> int | None:
+        """`name` is dead or taken out: what it held goes back to the front. Returns the position it was computing."""
+        target = self.targets[name]
+        position = target.computing
+        self._give_back(target.queue)
+        if position is not None:
+            self._leave_window(position)
+            self._back_to_ready(position)
+        self._remove(name)
+        return position
+
+    def assign(self) -> list[tuple[str, int]]:
+        """(target, position) pairs that start computing now. Also hands batches to the queues of busy targets."""
+        starts: list[tuple[str, int]] = []
+        for name in list(self._free):
+            target = self.targets[name]
+            slow = name in self._slow
+            position = self._position_for_slow(name) if slow else self._lowest()
+            if position is None or not self._may_start(position):
+                if slow:
+                    continue
+                break  # the lowest waiting position may not start, so nothing may
+            self._take(position, name)
+            target.computing = position
+            self._state[position] = COMPUTING
+            self._owner[position] = name
+            self._held -= 1
+            self._in_window += 1
+            self.window_used += self._bytes[position]
+            del self._free[name]
+            starts.append((name, position))
+        self._fill_queues()
+        return starts
+
+    def computed(self, name: str, position: int, seconds: float) -> bool:
+        """Features of `position` are there. True: `name` was draining and is gone now."""
+        target = self.targets[name]
+        assert target.computing == position, (name, target.computing, position)
+        target.computing = None
+        target.batches += 1
+        target.recent.append(seconds / self._tokens[position])
+        target.speed = median_low(target.recent)
+        self._find_slow()
+        self._owner.pop(position)
+        self._state[position] = FEATURES
+        self._by[position] = name
+        if target.draining:
+            self._remove(name)
+            return True
+        self._free[name] = None
+        return False
+
+    def failed(self, name: str, position: int) -> None:
+        """`name` lives but could not compute `position`: it goes back to the front."""
+        target = self.targets[name]
+        assert target.computing == position
+        target.computing = None
+        self._leave_window(position)
+        self._back_to_ready(position)
+        if target.draining:
+            self._remove(name)
+        else:
+            self._free[name] = None
+
+    def set_aside(self, position: int) -> None:
+        """No target can compute `position`: it counts as empty."""
+        state = self.state(position)
+        assert state in (PLANNED, READY, HANDED), (position, state)
+        if state in (READY, HANDED):
+            self._unready(position)
+        if position in self._asked:
+            self._asked.discard(position)
+            self._held -= 1
+        self._state[position] = ASIDE
+
+    def is_slow(self, name: str) -> bool:
+        return name in self._slow
+
+    # ---- drafter -----------------------------------------------------------------------------------------------------------
+
+    def to_stage(self) -> int | None:
+        """The next position to stage, in order, if its features are there and a place is free."""
+        position, staged = self.next, 0
+        while self._state.get(position) in (STAGED, ASIDE):
+            staged += self._state[position] == STAGED
+            position += 1
+        return position if staged < MAX_STAGED and self._state.get(position) == FEATURES else None
+
+    def staged(self, position: int) -> None:
+        assert position == self.to_stage(), position
+        self._state[position] = STAGED
+
+    def done(self, position: int, seconds: float | None = None) -> None:
+        """The drafter has finished `position` and dropped its features, or it was set aside and its turn has come."""
+        assert position == self.next and self.state(position) in (STAGED, ASIDE), (position, self.next, self.state(position))
+        if self._state[position] == STAGED:
+            self._leave_window(position)
+        self._forget(position)
+        self.next += 1
+        if seconds is not None:
+            self.drafter_seconds = seconds if self.drafter_seconds is None else 0.8 * self.drafter_seconds + 0.2 * seconds
+
+    def unusable(self, position: int) -> None:
+        """The features of `position` are lost or wrong: they are computed again."""
+        assert self.state(position) in (FEATURES, STAGED)
+        self._give_up(position)
+
+    def rewind(self, position: int) -> None:
+        """The line goes back to `position`: a drafter came back from its checkpoint."""
+        assert position <= self.next
+        staged = [p for p, s in self._state.items() if s == STAGED]
+        for p in staged:
+            self._give_up(p)  # their copies died with the drafter
+        for p in range(position, self.next):
+            heapq.heappush(self._missing, p)
+        self.next = position
+
+    def skip_to(self, position: int) -> None:
+        """A run continues at `position`; only before anything was asked for."""
+        assert self._frontier == self.next == 0 and not self._asked
+        self.next = self._frontier = position
+
+    def resize(self, window: int) -> None:
+        self.window = window
+
+    def take_dropped(self) -> list[int]:
+        """Positions planned again since the last call: whoever holds their tokens or features lets go of them."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    # ---- inside ------------------------------------------------------------------------------------------------------------
+
+    def _lowest(self) -> int | None:
+        while self._waiting and self._state.get(self._waiting[0]) not in (READY, HANDED):
+            heapq.heappop(self._waiting)
+        return self._waiting[0] if self._waiting else None
+
+    def _may_start(self, position: int) -> bool:
+        if position >= self.next + self.window:
+            return False
+        fits = self.window_used + self._bytes[position] <= self.window_bytes or self._in_window == 0
+        while not fits and position == self.next:
+            ahead = [p for p, s in self._state.items() if s == FEATURES]
+            if not ahead:
+                return False
+            self._give_up(max(ahead))
+            fits = self.window_used + self._bytes[position] <= self.window_bytes or self._in_window == 0
+        return fits
+
+    def _position_for_slow(self, name: str) -> int | None:
+        """The lowest waiting position that the line will not reach before `name` has computed it."""
+        rates = [1 / t.speed for n, t in self.targets.items() if t.speed and n not in self._slow]
+        fast_batch = 1 / sum(rates)  # seconds per token of all fast targets together
+        slow = self.targets[name].speed
+        best = None
+        for position, state in self._state.items():
+            if state in (READY, HANDED) and position < self.next + self.window and (best is None or position < best):
+                per_batch = max(fast_batch * self._tokens[position], self.drafter_seconds or 0.0)
+                if (position - self.next) * per_batch >= slow * self._tokens[position]:
+                    best = position
+        return best
+
+    def _take(self, position: int, name: str) -> None:
+        """`position` leaves the waiting ones for `name`; if another target had it handed, that one gets a batch of `name` instead."""
+        own = self.targets[name].queue
+        owner = self._owner.get(position)
+        if owner is None or owner == name:
+            if owner == name:
+                own.remove(position)
+            return
+        other = self.targets[owner].queue
+        other.remove(position)
+        if own:
+            swapped = own.popleft()
+            other.append(swapped)
+            self._owner[swapped] = owner
+
+    def _fill_queues(self) -> None:
+        if not self._unhanded:
+            return
+        for depth in range(self.queue_per_target):
+            for name, target in self.targets.items():
+                if len(target.queue) > depth or target.draining or name in self._slow:
+                    continue
+                while self._unhanded and self._state.get(self._unhanded[0]) != READY:
+                    heapq.heappop(self._unhanded)
+                if not self._unhanded:
+                    return
+                position = heapq.heappop(self._unhanded)
+                self._state[position] = HANDED
+                self._owner[position] = name
+                target.queue.append(position)
+
+    def _give_back(self, queue: deque[int]) -> None:
+        while queue:
+            position = queue.popleft()
+            self._owner.pop(position)
+            self._state[position] = READY
+            heapq.heappush(self._unhanded, position)
+
+    def _back_to_ready(self, position: int) -> None:
+        self._owner.pop(position)
+        self._state[position] = READY
+        self._held += 1
+        heapq.heappush(self._waiting, position)
+        heapq.heappush(self._unhanded, position)
+
+    def _unready(self, position: int) -> None:
+        """A ready or handed position is planned again: its tokens are dropped."""
+        owner = self._owner.pop(position, None)
+        if owner is not None:
+            self.targets[owner].queue.remove(position)
+        self._held -= 1
+        self._replan(position)
+
+    def _give_up(self, position: int) -> None:
+        self._leave_window(position)
+        self._replan(position)
+
+    def _replan(self, position: int) -> None:
+        self._forget(position)
+        self._dropped.append(position)
+        heapq.heappush(self._missing, position)
+
+    def _leave_window(self, position: int) -> None:
+        self._in_window -= 1
+        self.window_used -= self._bytes[position]
+
+    def _forget(self, position: int) -> None:
+        for table in (self._state, self._bytes, self._tokens, self._owner, self._by):
+            table.pop(position, None)
+
+    def _pop_missing(self) -> int | None:
+        while self._missing:
+            position = heapq.heappop(self._missing)
+            if position >= self.next and self.state(position) == PLANNED and position not in self._asked:
+                return position
+        return None
+
+    def _find_slow(self) -> None:
+        speeds = [t.speed for t in self.targets.values() if t.speed is not None]
+        limit = self.slow_factor * median_low(speeds) if speeds else 0.0
+        self._slow = {n for n, t in self.targets.items() if t.speed is not None and t.speed > limit}
+
+    def _remove(self, name: str) -> None:
+        self._free.pop(name, None)
+        del self.targets[name]
+        self._find_slow()

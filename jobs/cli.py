@@ -1,0 +1,90 @@
+"""What every job's command line shares: one line for a user's mistake, and exit codes that mean something.
+
+0 done, 1 failed while running, 2 the user's input, 130 and 143 stopped by Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash_ray.config import Config, describe_settings, load_config
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived; like KeyboardInterrupt, not an Exception."""
+
+
+def run(main: Callable[[list[str]], int]) -> None:
+    """Runs `main(argv)` and exits with its code. A ValueError is the user's: one line on stderr and 2."""
+
+    def on_term(_signal, _frame):
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, on_term)
+    try:
+        code = main(sys.argv[1:])
+    except ValueError as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except Stopped:
+        code = 143
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe (head, less) has left; nothing more can be said
+        code = 0
+    sys.exit(code)
+
+
+def take_flag(argv: list[str], name: str, *, repeat: bool = False, value: bool = True) -> list[str]:
+    """Removes `--name VALUE`, `--name=VALUE` (or, without `value`, a bare `--name`) from `argv` and returns the values."""
+    out: list[str] = []
+    position = 0
+    while position < len(argv):
+        flag, has_equals, given = argv[position].partition("=")
+        if flag != f"--{name}":
+            position += 1
+            continue
+        if not value:
+            if has_equals:
+                raise ValueError(f"--{name} takes no value")
+            out.append("")
+            del argv[position]
+            continue
+        if not has_equals:
+            if position + 1 >= len(argv) or argv[position + 1].startswith("--"):
+                raise ValueError(f"--{name}: a value is missing after it")
+            given = argv[position + 1]
+            del argv[position + 1]
+        out.append(given)
+        del argv[position]
+    if len(out) > 1 and not repeat:
+        raise ValueError(f"--{name} is given {len(out)} times; give it once")
+    return out
+
+
+def config_from(argv: list[str]) -> Config:
+    """The config of `--config FILE ...`, the short flags and the dotted flags in `argv`, all of which it consumes."""
+    files = [Path(path) for path in take_flag(argv, "config", repeat=True)]
+    overrides: dict = {}
+    if resume := take_flag(argv, "resume"):
+        overrides.setdefault("run", {})["resume"] = resume[0]
+    if take_flag(argv, "fresh", value=False, repeat=True):
+        overrides.setdefault("run", {})["fresh"] = True
+    return load_config(files, argv, overrides)
+
+
+def print_settings(usage: str) -> None:
+    """`--help` of the jobs that take a config."""
+    console = Console()
+    console.print(usage, highlight=False, markup=False)
+    table = Table("setting", "default", "meaning", box=None, pad_edge=False)
+    for name, default, description in describe_settings():
+        table.add_row("--" + name, default, description)
+    console.print(table)
