@@ -10,7 +10,6 @@ from dflash_ray.draft.shape import FULL, DraftShape
 from dflash_ray.draft.trainer import DraftTrainer
 
 VOCAB = 23
-torch.set_num_threads(1)  # tensors this small only lose by sharing
 
 
 def small_shape(**changes) -> DraftShape:
