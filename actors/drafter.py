@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from dflash_ray.batch import Batch
 from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
+from dflash_ray.draft.trainer import FeatureError, check_features
 from dflash_ray.payload import Packed, unpack
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
@@ -23,7 +25,7 @@ class DrafterActor:
         set_threads(spec.config.cpu.threads_per_actor)
         self.trainer = make_trainer(spec, total_steps)
         self._staged: dict[int, tuple[Batch, torch.Tensor, tuple | None]] = {}
-        self._sums: list[dict[str, float]] = []
+        self._sums: Counter[str] = Counter()
         self._snapshot: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -40,14 +42,15 @@ class DrafterActor:
         if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
             return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
         tensors = {name: unpack(packed) for name, packed in payload.items()}
-        problem = self.trainer.problem_with(batch, tensors["features"])
-        if problem is not None:
-            return problem
-        tensors = {name: tensor.to(self.spec.device, non_blocking=True) for name, tensor in tensors.items()}
-        if self.spec.device == "cuda":
-            torch.cuda.current_stream().synchronize()
-        teacher = (tensors["teacher_positions"], tensors["teacher_rows"]) if "teacher_rows" in tensors else None
-        self._staged[position] = (batch, tensors["features"], teacher)
+        teacher = None
+        if "teacher_rows" in tensors:
+            teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"].to(self.spec.device))
+        features = tensors["features"].to(self.spec.device)
+        try:
+            check_features(batch, features, self.spec.shape)
+        except FeatureError as error:
+            return str(error)
+        self._staged[position] = (batch, features, teacher)
         return None
 
     @ray.method(concurrency_group="train")
@@ -56,7 +59,7 @@ class DrafterActor:
         set_threads(self.spec.config.cpu.threads_per_actor)
         began = time.perf_counter()
         batch, features, teacher = self._staged.pop(position)
-        self._sums.append(self.trainer.micro_step(batch, features, teacher))
+        self._sums.update(self.trainer.micro_step(batch, features, teacher))
         return time.perf_counter() - began
 
     @ray.method(concurrency_group="train")
@@ -64,20 +67,23 @@ class DrafterActor:
         """The optimizer step numbered `step` (0-based) over the micro-steps since the last one. Returns its metrics."""
         outcome = self.trainer.optimizer_step(step)
         metrics = self.trainer.step_metrics(self._sums)
-        self._sums = []
+        self._sums = Counter()
         return {**metrics, **outcome}
 
     @ray.method(concurrency_group="train")
     def evaluate(self, position: int) -> dict[str, float]:
         """Validation sums of the staged `position`; changes nothing."""
         set_threads(self.spec.config.cpu.threads_per_actor)
-        batch, features, _ = self._staged.pop(position)
-        return self.trainer.evaluate(batch, features)
+        batch, features, teacher = self._staged.pop(position)
+        return self.trainer.evaluate(batch, features, teacher)
 
     @ray.method(concurrency_group="train")
     def combine(self, sums: list[dict[str, float]]) -> dict[str, float]:
         """Metrics of a whole validation pass from the sums of its batches."""
-        return self.trainer.step_metrics(sums)
+        total: Counter[str] = Counter()
+        for part in sums:
+            total.update(part)
+        return self.trainer.step_metrics(total)
 
     @ray.method(concurrency_group="train")
     def snapshot(self) -> None:
@@ -98,5 +104,5 @@ class DrafterActor:
         checkpoint = read_checkpoint(path)
         self.trainer.load_state_dict(checkpoint.tensors(), checkpoint.meta["trainer"])
         self._staged.clear()
-        self._sums = []
+        self._sums = Counter()
         return checkpoint.meta

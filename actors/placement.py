@@ -20,7 +20,7 @@ GROUPS = {
 def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
     """Options for one actor of `role` (coordinator, batcher, target, drafter) under the actor name `name`."""
     env = {"OMP_NUM_THREADS": str(spec.config.cpu.threads_per_actor), "TOKENIZERS_PARALLELISM": "false"}
-    options: dict[str, Any] = {"name": name, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    options: dict[str, Any] = {"name": name, "namespace": spec.namespace, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
     if spec.device == "cuda" and role in ("target", "drafter"):
         placement = spec.config.placement
         options["num_gpus"] = placement.gpus_per_target if role == "target" else placement.gpus_per_drafter

@@ -43,6 +43,7 @@ class Meter:
     def __init__(self, total_tokens: int, window_seconds: float = 120.0):
         self.total_tokens, self.window_seconds = total_tokens, window_seconds
         self._history: deque[tuple[float, int, int, float, float]] = deque()  # time, real, padded, drafter wait, target wait (sums)
+        self.done_tokens = 0
         self._steps = 0
         self._real = self._padded = 0
         self._drafter_wait = self._target_wait = 0.0
@@ -53,6 +54,15 @@ class Meter:
         """Counting begins, also again after a pause that must not count."""
         self._history.clear()
         self._history.append((now, self._real, self._padded, self._drafter_wait, self._target_wait))
+
+    def skip(self, tokens: int) -> None:
+        """`tokens` of the total were trained before this process began."""
+        self.done_tokens = tokens
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Real tokens / allocated tokens since the start."""
+        return self._real / self._padded if self._padded else 1.0
 
     def drafter_waited(self, seconds: float) -> None:
         self._drafter_wait += seconds
@@ -65,6 +75,7 @@ class Meter:
         """One step ended. Returns rates over the window: real_tokens_per_second, padded_tokens_per_second, drafter_wait, target_wait."""
         self._steps += 1
         self._real += real
+        self.done_tokens += real
         self._padded += padded
         if self._steps == WARMUP_STEPS:
             self.start(now)

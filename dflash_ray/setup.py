@@ -29,6 +29,7 @@ class RunSpec:
     strategy: str  # packed | bucketed | random | sorted
     strategy_reason: str
     run_dir: Path
+    namespace: str  # of the actors' names
 
     @property
     def feature_bytes(self) -> int:
@@ -48,7 +49,7 @@ class RunSpec:
         return self.config.flow.window or 2 * self.config.targets + 2
 
 
-def resolve(config: Config, *, device: str, run_dir: Path) -> RunSpec:
+def resolve(config: Config, *, device: str, run_dir: Path, namespace: str = "dflash-ray") -> RunSpec:
     """Target, drafter shape and batching of a run. Reads the target's config and tokenizer, no weights and no samples."""
     from dflash_ray.draft.shape import resolve_shape
     from dflash_ray.plan import resolve_strategy
@@ -71,7 +72,7 @@ def resolve(config: Config, *, device: str, run_dir: Path) -> RunSpec:
     if config.draft.init != "random" and not Path(config.draft.init).is_dir():
         raise ValueError(f"draft.init: {config.draft.init} is no folder; give `random` or the folder of an exported drafter")
     strategy, reason = resolve_strategy(config.batching, facts.isolates_documents(device))
-    return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir))
+    return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir), namespace)
 
 
 def load_run_target(spec: RunSpec) -> FrozenTarget:
@@ -92,13 +93,13 @@ def load_run_target(spec: RunSpec) -> FrozenTarget:
 
 def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     from dflash_ray.draft.trainer import DraftTrainer
-    from dflash_ray.target import embedding_and_head, random_embedding_and_head
+    from dflash_ray.target import embedding_and_head, random_embedding
 
     if spec.config.target.weights == "random":
-        embed, head, fingerprint = random_embedding_and_head(spec.facts, spec.config.run.seed)
+        embed = head = random_embedding(spec.facts, spec.config.run.seed)
     else:
-        embed, head, fingerprint = embedding_and_head(spec.config.target.path)
-    return DraftTrainer(spec.config, spec.shape, embed, head, fingerprint, device=spec.device, total_steps=total_steps)
+        embed, head, _ = embedding_and_head(spec.config.target.path)
+    return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps)
 
 
 class RunBatches:
