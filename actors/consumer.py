@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from actors.drafter import DrafterActor
-from actors.placement import actor_options
+from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
 from dflash_ray.flow import ASIDE, STAGED
@@ -35,6 +35,7 @@ class Consumer:
         self.facts: dict[str, Any] = {}
         self.budget = RestartBudget(run.spec.config.flow.restarts_per_hour)
         self.tally = StepTally()
+        self.staged: dict[int, dict[str, Any]] = {}  # position -> who made its features, and as which arrival
         self.trained: list[dict[str, Any]] = []  # lines for trained.jsonl of the step in progress
         self.validation: list[dict[str, float]] = []
         self.best_tau: float | None = None
@@ -95,11 +96,13 @@ class Consumer:
                 break
             except ActorLost as again:
                 error = again
-            except ValueError as name_taken:  # Ray has not buried the dead one yet
-                error = ActorLost(first_line(name_taken))
+            except ValueError as taken:
+                if not name_taken(taken):
+                    raise
+                error = ActorLost(first_line(taken))
         if path is None:
             self._adopt({"step": 0, "set_aside": list(run.aside.values()), "best_tau": None, "best_name": None})
-        self.tally, self.trained, self.validation = StepTally(), [], []
+        self.tally, self.trained, self.validation, self.staged = StepTally(), [], [], {}
         run.flow.rewind(run.line.position(next_batch))
         run.folder.rewind(run.step, next_batch)
         run.meter.start(run.now())
@@ -145,6 +148,7 @@ class Consumer:
             del payload_ref
             if problem is None:
                 flow.staged(position)
+                self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
                 del run.features[position]
             else:
                 run.event("bad_features", f"batch {run.item(position).number} from {meta['target']}: {problem}", actor=meta["target"])
@@ -199,14 +203,15 @@ class Consumer:
         run = self.run
         seconds = await self._call(self.drafter.train.remote(position), f"batch {item.number}")
         facts, _ = run.batches.pop(position)
-        target = run.flow.holder(position)
+        made = self.staged.pop(position)
         run.flow.done(position, seconds)
         self.tally.add(facts)
-        self.trained.append({"batch": item.number, "step": item.step + 1, "sample_ids": facts["sample_ids"], "target": target})
+        self.trained.append({"batch": item.number, "step": item.step + 1, "sample_ids": facts["sample_ids"], **made})
 
     async def _validate(self, position: int) -> None:
         self.validation.append(await self._call(self.drafter.evaluate.remote(position), "validation"))
         self.run.batches.pop(position)
+        self.staged.pop(position)
         self.run.flow.done(position)
 
     # ---- step, validation and checkpoint ---------------------------------------------------------------------------------------

@@ -120,14 +120,15 @@ class CoordinatorActor:
 
     def _window_bytes(self, plan: dict[str, Any]) -> int:
         """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""
-        largest = self.spec.message_bytes(plan["largest_batch"]["real_tokens"], plan["largest_batch"]["anchors"])
+        tokens, anchors = plan["most_tokens"], plan["most_anchors"]
+        largest = self.spec.message_bytes(tokens, anchors)
         room = int(STORE_SHARE * self.store_bytes)
         wanted = self.spec.config.flow.window_bytes or room
         if largest > room:
             raise ValueError(
-                f"batching.token_budget: the largest batch has {plan['largest_batch']['real_tokens']:,} tokens "
-                f"x {self.spec.shape.features:,} features x {self.spec.feature_bytes} B = {largest / 1e6:,.0f} MB, more than "
-                f"{STORE_SHARE:g} of the object store ({self.store_bytes / 1e6:,.0f} MB); lower the budget or enlarge the store (/dev/shm)"
+                f"batching.token_budget: the largest batch has {tokens:,} tokens x {self.spec.shape.features:,} features "
+                f"x {self.spec.feature_bytes} B = {largest / 1e6:,.0f} MB, more than {STORE_SHARE:g} of the object store "
+                f"({self.store_bytes / 1e6:,.0f} MB); lower the budget or enlarge the store (/dev/shm)"
             )
         if wanted > room:
             raise ValueError(

@@ -18,7 +18,7 @@ from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
 class DrafterActor:
     def __init__(self, spec: RunSpec, total_steps: int):
         self.spec = spec

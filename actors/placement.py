@@ -10,12 +10,6 @@ from typing import Any
 
 from dflash_ray.setup import RunSpec
 
-GROUPS = {
-    "batcher": {},
-    "target": {"compute": 1, "ask": 1},
-    "drafter": {"train": 1, "stage": 1, "save": 1, "ask": 1},
-}
-
 
 def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
     """Options for one actor of `role` (coordinator, batcher, target, drafter) under the actor name `name`."""
@@ -29,11 +23,14 @@ def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
         env["CUDA_VISIBLE_DEVICES"] = ""
     if role == "coordinator":
         options["max_concurrency"] = 1000
-    elif GROUPS[role]:
-        options["concurrency_groups"] = GROUPS[role]
     options["runtime_env"] = {"env_vars": env}
     return options
 
 
 def gpus_wanted(spec_targets: int, gpus_per_target: float, gpus_per_drafter: float) -> float:
     return spec_targets * gpus_per_target + gpus_per_drafter
+
+
+def name_taken(error: ValueError) -> bool:
+    """Ray has not buried the dead actor of this name yet; a moment later the name is free."""
+    return "already taken" in str(error)

@@ -84,6 +84,7 @@ class RunState:
     features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload
     aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
     failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
+    arrivals: int = 0  # features received so far, in whatever order
     step: int = 0  # optimizer steps done
     failure: BaseException | None = None
     stop_reason: str | None = None

@@ -15,7 +15,7 @@ from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, load_run_target
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"compute": 1, "ask": 1})
 class TargetActor:
     def __init__(self, name: str, spec: RunSpec):
         self.name, self.spec = name, spec

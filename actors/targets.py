@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from actors.placement import actor_options
+from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from actors.target import TargetActor
 from dflash_ray.restarts import RestartBudget
@@ -78,7 +78,9 @@ class TargetPool:
         except ray.exceptions.RayTaskError as error:
             self.run.fail(RunFailed(f"{target.name} could not start: {first_line(cause_of(error))}"))
             return
-        except ValueError as error:  # the actor name is still taken by a dead one that Ray has not buried yet
+        except ValueError as error:
+            if not name_taken(error):
+                raise
             self._died(target, first_line(error))
             return
         if target.state != "starting":  # asked to leave meanwhile
@@ -172,7 +174,8 @@ class TargetPool:
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
         target.idle_since = run.now()
-        run.features[position] = (meta, payload_ref)
+        run.features[position] = ({**meta, "arrival": run.arrivals}, payload_ref)
+        run.arrivals += 1
         if run.flow.computed(target.name, position, meta["seconds"]):
             self._bury(target)
         self.pump()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dflash_ray.config import Config, merge, validate
 
 if TYPE_CHECKING:
+    from dflash_ray.batch import Batch
     from dflash_ray.batches import BatchSource
+    from dflash_ray.dataset import Dataset
     from dflash_ray.draft.shape import DraftShape
     from dflash_ray.draft.trainer import DraftTrainer
     from dflash_ray.target.facts import TargetFacts
@@ -76,7 +78,7 @@ def resolve(config: Config, *, device: str, run_dir: Path, namespace: str = "dfl
 
 
 def load_run_target(spec: RunSpec) -> FrozenTarget:
-    from dflash_ray.target import load_target
+    from dflash_ray.target.load import load_target
 
     target = spec.config.target
     return load_target(
@@ -93,7 +95,7 @@ def load_run_target(spec: RunSpec) -> FrozenTarget:
 
 def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     from dflash_ray.draft.trainer import DraftTrainer
-    from dflash_ray.target import embedding_and_head, random_embedding
+    from dflash_ray.target.weights import embedding_and_head, random_embedding
 
     if spec.config.target.weights == "random":
         embed = head = random_embedding(spec.facts, spec.config.run.seed)
@@ -105,52 +107,60 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
 class RunBatches:
     """Both lines of batches of a run, training and validation."""
 
-    def __init__(self, train: BatchSource, validation: list[Any], facts: dict[str, Any]):
+    def __init__(self, train: BatchSource, validation: list[Batch], facts: dict[str, Any]):
         self._train, self._validation, self._facts = train, validation, facts
 
     def describe(self) -> dict[str, Any]:
         return self._facts
 
-    def batch(self, kind: str, number: int):
+    def batch(self, kind: str, number: int) -> Batch:
         return self._train.batch(number) if kind == "train" else self._validation[number]
+
+
+def open_data(config: Config, split: str = "train") -> Dataset:
+    from dflash_ray.dataset import open_dataset
+
+    if config.data.path is None:
+        raise ValueError("data.path: not set; give a dataset folder made by jobs.prepare_data")
+    return open_dataset(config.data.path, split, config.data.columns)
+
+
+def check_data(config: Config, facts: TargetFacts) -> None:
+    """What a glance at the dataset can tell: readable, supervised, within the budget, made with the target's tokenizer."""
+    from dflash_ray.plan import refuse_over_budget
+
+    dataset = open_data(config)
+    refuse_over_budget(dataset.lengths, config.batching)
+    if dataset.manifest.get("vocab_size", 0) > facts.vocab_size:
+        raise ValueError(
+            f"data.path: {config.data.path} was made with a tokenizer of {dataset.manifest['vocab_size']} tokens, the target has "
+            f"{facts.vocab_size}; prepare the data with the target's tokenizer"
+        )
 
 
 def open_batches(spec: RunSpec) -> RunBatches:
     """The plan of all epochs and the samples behind it. ValueError for a dataset that cannot be trained on."""
-    from dflash_ray.batches import BatchSource, validation_batches
-    from dflash_ray.dataset import open_dataset
-    from dflash_ray.plan import RunPlan
+    from dflash_ray.batches import BatchSource, plan_run, validation_batches
+    from dflash_ray.dataset import dataset_splits
 
     config = spec.config
-    if config.data.path is None:
-        raise ValueError("data.path: not set; give a dataset folder made by jobs.prepare_data")
-    dataset = open_dataset(config.data.path, "train", config.data.columns)
-    plan = RunPlan.make(
-        dataset.lengths,
-        dataset.anchor_candidates,
-        config.batching,
-        strategy=spec.strategy,
-        seed=config.run.seed,
-        epochs=config.train.epochs,
-        tokens_per_anchor=config.anchors.tokens_per_anchor,
-    )
-    held_out: list[Any] = []
-    if config.validation.batches and (Path(config.data.path) / "validation").is_dir():
-        held_out = validation_batches(
-            open_dataset(config.data.path, "validation", config.data.columns),
-            token_budget=config.batching.token_budget,
-            tokens_per_anchor=config.anchors.tokens_per_anchor,
-            seed=config.run.seed,
-            most=config.validation.batches,
-        )
+    batching = config.batching.model_copy(update={"strategy": spec.strategy})
+    per_anchor, seed = config.anchors.tokens_per_anchor, config.run.seed
+    dataset = open_data(config)
+    plan = plan_run(dataset, batching, per_anchor, seed, config.train.epochs)
+    held_out: list[Batch] = []
+    if config.validation.batches and "validation" in dataset_splits(config.data.path):
+        layout = "packed" if spec.strategy == "packed" else "padded"
+        held_out = validation_batches(open_data(config, "validation"), batching, per_anchor, seed, config.validation.batches, layout)
     facts = {
-        "samples": int(dataset.lengths.shape[0]),
-        "tokens": int(dataset.lengths.sum(dtype="int64")) * config.train.epochs,
+        "samples": len(dataset),
+        "tokens": plan.tokens,
         "batches": plan.total_batches,
         "validation_batches": len(held_out),
         "plan": plan.fingerprint,
         "dataset": dataset.fingerprint,
-        "edges": plan.edges,
-        "largest_batch": plan.largest_batch,
+        "edges": plan.config.edges,
+        "most_tokens": max([plan.most_tokens, *(batch.tokens for batch in held_out)]),
+        "most_anchors": max([plan.most_anchors, *(len(batch.anchors) for batch in held_out)]),
     }
-    return RunBatches(BatchSource(dataset, plan, seed=config.run.seed, tokens_per_anchor=config.anchors.tokens_per_anchor), held_out, facts)
+    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, facts)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dflash_ray.target.facts import target_facts
+from dflash_ray.target.facts import TargetFacts, target_facts
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -97,3 +97,9 @@ def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, st
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
     return embed, head, digest.hexdigest()
+
+
+def random_embedding(facts: TargetFacts, seed: int) -> torch.Tensor:
+    """bf16 [V, H] stand-in for both tables of a target with random weights (benchmarks)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(facts.vocab_size, facts.hidden_size, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
