@@ -74,11 +74,17 @@ def plain_torch_kernels() -> None:
             setattr(module, name, getattr(function, "__wrapped__", function))
 
 
-def reference_model(family: str, seed: int = 0) -> torch.nn.Module:
-    """The family's causal language model in float32, as transformers makes and runs it."""
+def reference_model(family: str, seed: int = 0, *, layers: int = 8, varied: bool = False) -> torch.nn.Module:
+    """The family's causal language model in float32, as transformers makes and runs it.
+
+    `varied` sharpens attention, so that greedy answers do not settle on one token; rounding errors grow faster then.
+    """
     plain_torch_kernels()
     torch.manual_seed(seed)
     config = CONFIGS[family]()
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:layers]
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,11 +92,15 @@ def reference_model(family: str, seed: int = 0) -> torch.nn.Module:
                 parameter.add_(0.3 * torch.randn_like(parameter))
             if name.endswith("A_log"):
                 parameter.copy_(torch.linspace(-4.0, 1.0, parameter.numel()))
+            if varied and name.endswith("embed_tokens.weight"):
+                parameter.mul_(0.5)
+            if varied and name.endswith(("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight")):
+                parameter.mul_(3.0)
     return model
 
 
-def save_target(family: str, folder: Path, seed: int = 0) -> torch.nn.Module:
-    model = reference_model(family, seed)
+def save_target(family: str, folder: Path, seed: int = 0, **kind) -> torch.nn.Module:
+    model = reference_model(family, seed, **kind)
     model.save_pretrained(folder)
     return model
 

@@ -44,16 +44,18 @@ class RmsNorm:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary factors of the tokens of one pass, float32 [B or 1, T, 1, D/2] each; pairs that do not rotate have cos 1 and sin 0."""
+    """Rotary factors of the tokens of one pass, float32, each broadcastable to [B, T, N, D]: features i and i + D/2 turn together.
+
+    `sin` is negative in the first half. Pairs that do not rotate have cos 1 and sin 0.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, T, N, D] in the layout of `rotary_order`, rotated in float32."""
-        first, second = x.float().chunk(2, dim=-1)
-        rotated = torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
-        return rotated.to(x.dtype)
+        """x [..., N, D] in the order of `rotary_order`, rotated in float32."""
+        wide = x.float()
+        return torch.addcmul(wide * self.cos, wide.roll(wide.shape[-1] // 2, -1), self.sin).to(x.dtype)
 
 
 def rotary_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
@@ -99,20 +101,19 @@ class Attention:
             self.qk_gain = torch.cat(gains)  # [N + Nkv, D]
 
     def project(self, x: torch.Tensor, rotate: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """x [B,T,H] -> rotated q [B,T,N,D] and k [B,T,Nkv,D], v [B,T,Nkv,D], and the gate [B,T,N*D] or None."""
-        batch, length, _ = x.shape
-        joined = F.linear(x, self.w_in, self.b_in).view(batch, length, -1, self.head_dim)
+        """x [...,H] -> rotated q [...,N,D] and k [...,Nkv,D], v [...,Nkv,D], and the gate [...,N*D] or None."""
+        joined = F.linear(x, self.w_in, self.b_in).view(*x.shape[:-1], -1, self.head_dim)
         n, m = self.heads, self.kv_heads
-        qk = joined[:, :, : n + m]
+        qk = joined[..., : n + m, :]
         if self.qk_gain is not None:
             qk = (F.rms_norm(qk.float(), (self.head_dim,), None, self.eps) * self.qk_gain).to(x.dtype)
         qk = rotate(qk)
-        gate = joined[:, :, n + 2 * m :].flatten(2) if self.gated else None
-        return qk[:, :, :n], qk[:, :, n:], joined[:, :, n + m : n + 2 * m], gate
+        gate = joined[..., n + 2 * m :, :].flatten(-2) if self.gated else None
+        return qk[..., :n, :], qk[..., n:, :], joined[..., n + m : n + 2 * m, :], gate
 
     def finish(self, mixed: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-        """mixed [B,T,N,D] -> [B,T,H]."""
-        mixed = mixed.flatten(2)
+        """mixed [...,N,D] -> [...,H]."""
+        mixed = mixed.flatten(-2)
         if gate is not None:
             mixed = mixed * gate.sigmoid()
         return F.linear(mixed, self.w_out, self.b_out)
@@ -142,7 +143,7 @@ class GatedDeltaNet:
         self.w_out = module.out_proj.weight
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [B,T,H] -> input of the convolution [B,T,C], output gate z [B,T,Nv*Dv], g and beta float32 [B,T,Nv]."""
+        """x [...,H] -> input of the convolution [...,C], output gate z [...,Nv*Dv], g and beta float32 [...,Nv]."""
         mixed, z, b, a = F.linear(x, self.w_in).split(self.sizes, dim=-1)
         return mixed, z, self.rate * F.softplus(a.float() + self.dt_bias), b.float().sigmoid()
 
@@ -150,15 +151,15 @@ class GatedDeltaNet:
         """Output of the convolution [B,T,C] -> q, k [B,T,Nk,Dk], v [B,T,Nv,Dv]."""
         batch, length, _ = mixed.shape
         key = self.k_heads * self.k_dim
-        q = mixed[..., :key].reshape(batch, length, self.k_heads, self.k_dim)
-        k = mixed[..., key : 2 * key].reshape(batch, length, self.k_heads, self.k_dim)
-        v = mixed[..., 2 * key :].reshape(batch, length, self.v_heads, self.v_dim)
+        q = mixed[..., :key].view(batch, length, self.k_heads, self.k_dim)
+        k = mixed[..., key : 2 * key].view(batch, length, self.k_heads, self.k_dim)
+        v = mixed[..., 2 * key :].view(batch, length, self.v_heads, self.v_dim)
         return q, k, v
 
     def finish(self, mixed: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """mixed [B,T,Nv,Dv] -> [B,T,H]."""
+        """mixed [...,Nv,Dv] -> [...,H]."""
         normed = F.rms_norm(mixed.float(), (self.v_dim,), self.norm_weight, self.norm_eps)
-        gated = normed.flatten(2) * F.silu(z.float())
+        gated = normed.flatten(-2) * F.silu(z.float())
         return F.linear(gated.to(z.dtype), self.w_out)
 
     def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
@@ -187,8 +188,9 @@ class Moe:
         self.module = module
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.module(x)
-        return out[0] if isinstance(out, tuple) else out  # some families return the router's logits too
+        out = self.module(x.reshape(1, -1, x.shape[-1]))
+        out = out[0] if isinstance(out, tuple) else out  # some families return the router's logits too
+        return out.view_as(x)
 
 
 @dataclass(frozen=True)

@@ -36,20 +36,22 @@ class Mixers:
     """attention(q [B,T,N,D], k, v [B,T,Nkv,D], scale, window, rows) -> [B,T,N,D]
     short_conv(x [B,T,C], weight [C,W], rows) -> [B,T,C], causal depthwise convolution and SiLU
     delta_rule(q, k [B,T,Nk,Dk], v [B,T,Nv,Dv], g, beta float32 [B,T,Nv], rows) -> [B,T,Nv,Dv]; q and k are normalised inside
+    delta_prefill(q, k, v, g, beta): the same on rows that are documents, and the state float32 [B,Nv,Dk,Dv] after the last token
     """
 
     attention: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
     delta_rule: Callable[..., torch.Tensor]
+    delta_prefill: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def mixers_for(device: torch.device) -> Mixers:
     if device.type == "cpu":
-        return Mixers(attention, short_conv, delta_rule)
+        return Mixers(attention, short_conv, delta_rule, delta_prefill)
     if device.type == "cuda":
         from dflash_ray.target import mixers_cuda
 
-        return Mixers(mixers_cuda.attention, mixers_cuda.short_conv, mixers_cuda.delta_rule)
+        return Mixers(mixers_cuda.attention, mixers_cuda.short_conv, mixers_cuda.delta_rule, mixers_cuda.delta_prefill)
     raise ValueError(f"device {device}: targets run on cpu or cuda")
 
 
@@ -85,29 +87,40 @@ def conv_valid(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Depthwise convolution of x [B, T+W-1, C], whose first W-1 rows are the past, with weight [C, W]: [B, T, C]."""
     width = weight.shape[1]
     length = x.shape[1] - width + 1
-    if length == 1:
-        return (x * weight.t()).sum(1, keepdim=True)
+    if length <= CHUNK:  # fewest calls; longer inputs are not worth W copies of the input
+        return (x.unfold(1, width, 1) * weight).sum(-1)
     out = x[:, :length] * weight[:, 0]
     for i in range(1, width):
         out = torch.addcmul(out, x[:, i : i + length], weight[:, i])
     return out
 
 
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
+) -> torch.Tensor:
     if rows.cu_seqlens is not None:
         return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows()), q, k, v, g, beta)
-    heads = split_heads(q, k, v, g, beta)
-    state = heads[2].new_zeros(*heads[2].shape[:2], k.shape[-1], v.shape[-1])
-    return delta_prefill(*heads, state)[0].transpose(1, 2).to(v.dtype)
+    return delta_prefill(q, k, v, g, beta)[0]
 
 
-def split_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Head-major float32 [B, Nv, T, ...], q and k l2-normalised, q scaled by 1/sqrt(Dk), key heads repeated for their value heads."""
-    repeat = v.shape[2] // k.shape[2]
-    q, k = l2_normalise(q.float()) * q.shape[-1] ** -0.5, l2_normalise(k.float())
-    if repeat > 1:
-        q, k = q.repeat_interleave(repeat, dim=2), k.repeat_interleave(repeat, dim=2)
-    return q.transpose(1, 2), k.transpose(1, 2), v.float().transpose(1, 2), g.transpose(1, 2), beta.transpose(1, 2)
+def delta_prefill(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`delta_rule` on rows that are documents, and the state float32 [B, Nv, Dk, Dv] after the last token.
+
+    A token with g = 0 and beta = 0 leaves the state as it was.
+    """
+    q, k = repeat_heads(normalise_queries(q), v.shape[2]), repeat_heads(l2_normalise(k.float()), v.shape[2])
+    q, k, wide, g, beta = (x.transpose(1, 2) for x in (q, k, v.float(), g, beta))
+    state = wide.new_zeros(*wide.shape[:2], k.shape[-1], v.shape[-1])
+    outputs = []
+    for start in range(0, q.shape[2], CHUNK):
+        part = slice(start, start + CHUNK)
+        decay = g[:, :, part].cumsum(-1)
+        out, pseudo = delta_chunk(q[:, :, part], k[:, :, part], wide[:, :, part], decay, beta[:, :, part], state)
+        state = delta_state(k[:, :, part], pseudo, decay, state)
+        outputs.append(out)
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(v.dtype), state
 
 
 def l2_normalise(x: torch.Tensor) -> torch.Tensor:
@@ -115,18 +128,14 @@ def l2_normalise(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def delta_prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens, chunk by chunk: outputs [B, Nv, T, Dv] and the state [B, Nv, Dk, Dv] after the last token."""
-    outputs = []
-    for start in range(0, q.shape[2], CHUNK):
-        part = slice(start, start + CHUNK)
-        decay = g[:, :, part].cumsum(-1)
-        out, pseudo = delta_chunk(q[:, :, part], k[:, :, part], v[:, :, part], decay, beta[:, :, part], state)
-        state = delta_state(k[:, :, part], pseudo, decay, state)
-        outputs.append(out)
-    return torch.cat(outputs, dim=2), state
+def normalise_queries(q: torch.Tensor) -> torch.Tensor:
+    return l2_normalise(q.float()) * q.shape[-1] ** -0.5
+
+
+def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, T, N, D] -> [B, T, heads, D]: each key head once for every value head it serves."""
+    batch, length, n, width = x.shape
+    return x if n == heads else x.unsqueeze(3).expand(-1, -1, -1, heads // n, -1).reshape(batch, length, heads, width)
 
 
 def delta_chunk(
@@ -138,15 +147,17 @@ def delta_chunk(
     pseudo-values u solve one unit lower triangular system, and u_t depends on tokens up to t only: whatever is kept of them stays valid
     when later tokens of the chunk are thrown away.
 
-    q, k [B,N,T,Dk], v [B,N,T,Dv], decay [B,N,T] = cumulative g inside the chunk, beta [B,N,T], state [B,N,Dk,Dv], all float32.
-    Returns outputs and pseudo-values, both [B,N,T,Dv].
+    q, k [...,T,Dk], v [...,T,Dv], decay [...,T] = cumulative g inside the chunk, beta [...,T], state [...,Dk,Dv], all float32.
+    Returns outputs and pseudo-values, both [...,T,Dv].
     """
-    pair = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()  # [B,N,T,T]: decay from token j to token i
+    pair = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()  # [...,T,T]: decay from token j to token i
     grown = decay.exp()[..., None]
-    system = (k @ k.transpose(-1, -2)) * pair * beta[..., None]  # the diagonal is not read: the solver takes it as 1
-    pseudo = torch.linalg.solve_triangular(system, beta[..., None] * (v - grown * (k @ state)), upper=False, unitriangular=True)
-    out = grown * (q @ state) + ((q @ k.transpose(-1, -2)) * pair) @ pseudo
-    return out, pseudo
+    keys = k.transpose(-1, -2)
+    system = (k @ keys) * pair * beta[..., None]  # the diagonal is not read: the solver takes it as 1
+    pseudo = torch.linalg.solve_triangular(
+        system, beta[..., None] * (v - grown * (k @ state)), upper=False, unitriangular=True
+    )
+    return grown * (q @ state) + ((q @ keys) * pair) @ pseudo, pseudo
 
 
 def delta_state(k: torch.Tensor, pseudo: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from dflash_ray.target.mixers import Rows
+from dflash_ray.target import mixers
+from dflash_ray.target.mixers import Rows, repeat_heads
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
     if rows.cu_seqlens is None:
-        from dflash_ray.target.mixers import attention as padded_attention
-
-        return padded_attention(q, k, v, scale=scale, window=window, rows=rows)
+        return mixers.attention(q, k, v, scale=scale, window=window, rows=rows)
     repeat = q.shape[2] // k.shape[2]
     q, k, v = q[0].contiguous(), k[0].contiguous(), v[0].contiguous()
     longest = max(rows.lengths)
@@ -41,14 +40,30 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, *, rows: Rows) -> torch.Te
     return out[0] if isinstance(out, tuple) else out
 
 
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
+) -> torch.Tensor:
+    return _delta(q, k, v, g, beta, rows)[0]
+
+
+def delta_prefill(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _delta(q, k, v, g, beta, Rows())
+
+
+def _delta(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, rows: Rows
+) -> tuple[torch.Tensor, torch.Tensor]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    repeat = v.shape[2] // k.shape[2]
-    if repeat > 1:
-        q, k = q.repeat_interleave(repeat, dim=2), k.repeat_interleave(repeat, dim=2)
-    cu_seqlens = None if rows.cu_seqlens is None else rows.cu_seqlens.long()
-    out, _ = chunk_gated_delta_rule(
-        q, k, v, g=g, beta=beta.to(v.dtype), use_qk_l2norm_in_kernel=True, cu_seqlens=cu_seqlens, output_final_state=False
+    return chunk_gated_delta_rule(
+        repeat_heads(q, v.shape[2]).contiguous(),
+        repeat_heads(k, v.shape[2]).contiguous(),
+        v.contiguous(),
+        g=g,
+        beta=beta.to(v.dtype),
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=None if rows.cu_seqlens is None else rows.cu_seqlens.long(),
+        output_final_state=True,
     )
-    return out

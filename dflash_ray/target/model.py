@@ -43,25 +43,19 @@ class FrozenTarget:
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
         """Rotary factors of `positions` int64 [B or 1, T], each counted from its document's start."""
-        cos, sin = self.rotary_table(int(positions.max()) + 1 if positions.numel() else 1)
+        cos, sin = self.rotary_table(int(positions.max()) + 1)
         return Rotation(cos[positions].unsqueeze(2), sin[positions].unsqueeze(2))
 
     def rotary_table(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin float32 [at least length, D/2], from the family's own rotary module; grown as needed."""
+        """cos and signed sin float32 [at least length, D] of positions 0, 1, ..., from the family's own rotary module; grown as needed."""
         if length > self._table[0].shape[0]:
-            if length > self.facts.max_position_embeddings:
-                raise ValueError(
-                    f"a document of {length} tokens is longer than the target's {self.facts.max_position_embeddings} positions; cut it"
-                )
-            size = min(max(2 * self._table[0].shape[0], length, 256), self.facts.max_position_embeddings)
+            size = max(2 * self._table[0].shape[0], length, 256)
             # the module casts to the dtype of its first argument
             cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), torch.arange(size)[None])
-            half, width = cos.shape[-1] // 2, self.facts.head_dim // 2
-            still = (0, width - half)
-            self._table = (
-                F.pad(cos[0, :, :half], still, value=1.0).to(self.device),
-                F.pad(sin[0, :, :half], still, value=0.0).to(self.device),
-            )
+            half = cos.shape[-1] // 2
+            still = (0, self.facts.head_dim // 2 - half)
+            cos, sin = F.pad(cos[0, :, :half], still, value=1.0), F.pad(sin[0, :, :half], still, value=0.0)
+            self._table = (torch.cat((cos, cos), -1).to(self.device), torch.cat((-sin, sin), -1).to(self.device))
         return self._table
 
     @torch.no_grad()
@@ -99,6 +93,11 @@ class FrozenTarget:
         if batch.tokens == 0:
             return
         lengths = batch.lengths
+        if lengths.max() > self.facts.max_position_embeddings:
+            raise ValueError(
+                f"data.path: a document of {lengths.max()} tokens is longer than the target's {self.facts.max_position_embeddings} "
+                f"positions; prepare the data with a smaller --max-length"
+            )
         ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(self.device)
         layout = batch.layout if self.layout == "auto" else self.layout
         if layout == "padded":
