@@ -95,9 +95,7 @@ def conv_valid(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
-) -> torch.Tensor:
+def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
     if rows.cu_seqlens is not None:
         return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows()), q, k, v, g, beta)
     return delta_prefill(q, k, v, g, beta)[0]
@@ -154,9 +152,7 @@ def delta_chunk(
     grown = decay.exp()[..., None]
     keys = k.transpose(-1, -2)
     system = (k @ keys) * pair * beta[..., None]  # the diagonal is not read: the solver takes it as 1
-    pseudo = torch.linalg.solve_triangular(
-        system, beta[..., None] * (v - grown * (k @ state)), upper=False, unitriangular=True
-    )
+    pseudo = torch.linalg.solve_triangular(system, beta[..., None] * (v - grown * (k @ state)), upper=False, unitriangular=True)
     return grown * (q @ state) + ((q @ keys) * pair) @ pseudo, pseudo
 
 
