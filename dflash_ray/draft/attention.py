@@ -21,7 +21,11 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Blocks, int | None
 
 def attention_for(device: torch.device | str) -> Attention:
     """The attention function for a device."""
-    return plain_attention
+    if torch.device(device).type != "cuda":
+        return plain_attention
+    from dflash_ray.draft.kernels.attention import kernel_attention
+
+    return kernel_attention
 
 
 def plain_attention(

@@ -40,7 +40,11 @@ Head = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float, int, bool]
 
 def head_for(device: torch.device | str) -> Head:
     """The head pass for a device: the one place that chooses."""
-    return plain_head
+    if torch.device(device).type != "cuda":
+        return plain_head
+    from dflash_ray.draft.kernels.softmax import triton_head
+
+    return triton_head
 
 
 @torch.no_grad()
@@ -93,12 +97,27 @@ def _logits(rows: Tensor, head: Tensor, buffer: Tensor) -> Tensor:
     return torch.mm(rows, head.T, out=out) if rows.dtype == out.dtype else out.copy_(rows @ head.T)
 
 
-@dataclass(frozen=True)
 class Losses:
     """Of one micro-step: unnormalised gradients [R, H] by divisor, and sums that add up over batches."""
 
-    gradients: dict[str, Tensor]
-    sums: dict[str, float]
+    def __init__(self, gradients: dict[str, Tensor], counts: dict[str, float], totals: dict[str, Tensor]) -> None:
+        self.gradients = gradients
+        self._counts, self._names = counts, list(totals)
+        values = torch.stack([value.double() for value in totals.values()])
+        self._copied = None
+        if values.is_cuda:
+            # into pinned memory, so that whoever reads waits for the head and not for a backward pass queued behind it
+            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        self._values = values
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Waits for the device: read it after everything else is queued."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._counts | dict(zip(self._names, self._values.tolist(), strict=True))
 
 
 def block_losses(
@@ -123,9 +142,7 @@ def block_losses(
     if config.needs_teacher:
         totals |= {"kl": (decay * seen.kl).sum(), "tv": (decay * seen.tv).sum()}
     totals |= {f"slot_correct.{k}": total for k, total in enumerate(labels.grid(correct.int(), 0).sum(0), start=1)}
-    values = torch.stack([value.double() for value in totals.values()]).tolist()  # one wait for the device
-    sums = empty_sums(labels) | dict(zip(totals, values, strict=True))
-    return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, sums)
+    return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, empty_sums(labels), totals)
 
 
 def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, config: LossConfig) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ State is kept by parameter name, so a checkpoint does not depend on the order of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,25 @@ from torch import Tensor, nn
 from dflash_ray.config import OptimizerConfig
 
 MUON_MOMENTUM = 0.95
+_EPS = 1e-8  # of AdamW, torch's default
 # quintic iteration that drives singular values to about 1 in five rounds (Keller Jordan, Muon, 2024)
 _QUINTIC, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 
 
 class Optimizer:
-    """Reads `grad` of float32 parameters and moves them; does not touch gradients otherwise."""
+    """Moves float32 parameters, either by their `grad` (`step`) or, on a GPU with AdamW, in one pass (`step_in_one_pass`).
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig):
+    `copies` are what products read of some parameters, in another dtype; they are rewritten with every update.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimizerConfig,
+        copies: Mapping[nn.Parameter, Tensor] | None = None,
+    ):
         self.config = config
+        self._copies = copies or {}
         self._names = {parameter: name for name, parameter in named_parameters}
         matrices = [parameter for parameter in self._names if parameter.dim() == 2]
         vectors = [parameter for parameter in self._names if parameter.dim() != 2]
@@ -32,7 +42,8 @@ class Optimizer:
         groups = [{"params": vectors, "weight_decay": 0.0}]
         if self._muon is None:
             groups.append({"params": matrices, "weight_decay": config.weight_decay})
-        self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+        self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=_EPS, fused=True)
+        self.one_pass = self._muon is None and next(iter(self._names)).is_cuda
 
     def step(self, factor: float) -> None:
         """One update at `factor` of the peak rates."""
@@ -41,6 +52,29 @@ class Optimizer:
         self._adamw.step()
         if self._muon is not None:
             self._muon.step(self.config.muon_lr * factor)
+        if self._copies:
+            torch._foreach_copy_(list(self._copies.values()), [parameter.detach() for parameter in self._copies])
+
+    @torch.no_grad()
+    def step_in_one_pass(self, gradients: Sequence[Tensor], scale: float, norm: Tensor, factor: float, updates: int) -> None:
+        """Update number `updates` (1, 2, ...) at `factor` of the peak rate from `scale` x gradients, in the order of the parameters.
+
+        They are clipped by `norm`, float32 [] on the device, the norm of the scaled gradients. Where that is not finite nothing changes,
+        the counted steps included; so the update is queued without waiting for it."""
+        from dflash_ray.draft.kernels.adamw import adamw
+
+        decays = {parameter: group["weight_decay"] for group in self._adamw.param_groups for parameter in group["params"]}
+        counted = torch.isfinite(norm).float()
+        for parameter, gradient in zip(self._names, gradients, strict=True):
+            state = self._adamw.state[parameter]
+            if not state:
+                state |= {"step": torch.zeros((), device=norm.device), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            adamw(
+                parameter.detach(), gradient, state["exp_avg"], state["exp_avg_sq"], self._copies.get(parameter), norm,
+                scale=scale, clip=self.config.clip, lr=self.config.lr * factor, decay=decays[parameter],
+                betas=self.config.betas, eps=_EPS, step=updates,
+            )  # fmt: skip
+        torch._foreach_add_([self._adamw.state[parameter]["step"] for parameter in self._names], counted)
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, `momentum.NAME`; none before the first step."""

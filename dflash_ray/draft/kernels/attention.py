@@ -1,0 +1,366 @@
+"""Block attention in Triton: work follows what is visible, nothing else is read or multiplied.
+
+A row is one query head of one slot. Rows that share a key head are put together: the G query heads of K slots of some neighbouring
+anchors make one tile of at least 128 rows, so a key tile read once serves all of them. A tile walks over the context from the first key
+that any of its rows sees to the last; masks are applied only at both ends, where its rows differ. Softmax is float32, in powers of two.
+
+Backward is two kernels without atomics, so equal inputs give equal bits: one walks as forward does and gives the gradients of queries and
+of the blocks' own keys and values; the other takes a tile of context keys and walks over the anchors that see it, a range known from two
+sorted searches (`Spans`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dflash_ray.draft.attention import plain_attention
+from dflash_ray.draft.mask import Blocks
+
+# keys per step of the walk over the context, warps, pipeline stages
+FORWARD, QUERY_GRADIENTS = (128, 8, 2), (64, 8, 2)
+# keys per program and rows per step of the walk over anchors, warps, pipeline stages
+KEY_GRADIENTS = (128, 64, 8, 2)
+ROWS = 128  # rows of a tile; more where one block has more
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which anchors see a tile of context keys: int32 [tiles, 4] anchors from, all keys seen from, all keys seen until, until."""
+
+    window: int | None
+    of_keys: Tensor
+
+    @classmethod
+    def of(cls, blocks: Blocks, window: int | None) -> Spans:
+        """Needs no wait for the device. Anchors ascend, hence so do the starts of their documents."""
+        tokens, keys = len(blocks.context_positions), KEY_GRADIENTS[0]
+        low = torch.arange(0, tokens, keys, device=blocks.anchors.device)
+        high = (low + keys).clamp_max(tokens)  # exclusive
+        reach = 2**40 if window is None else window
+
+        def count(sorted_values: Tensor, below: Tensor) -> Tensor:
+            """How many of the sorted values are less than `below`."""
+            return torch.searchsorted(sorted_values, below)
+
+        first = count(blocks.anchors, low + 1)
+        last = torch.minimum(count(blocks.starts, high), count(blocks.anchors, high - 1 + reach))
+        every_from = count(blocks.anchors, high)
+        every_until = torch.minimum(count(blocks.starts, low + 1), count(blocks.anchors, low + 1 + reach - blocks.block_size))
+        last = torch.maximum(last, first)
+        every_from = torch.minimum(torch.maximum(every_from, first), last)
+        every_until = torch.minimum(torch.maximum(every_until, every_from), last)
+        return cls(window, torch.stack([first, every_from, every_until, last], 1).int())
+
+
+@triton.jit
+def _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K: tl.constexpr, G: tl.constexpr, SLIDING: tl.constexpr, AT_ONCE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Of each row of a tile: anchor number, slot, head in the group, whether it exists, and the context [low, high) it sees."""
+    row = tl.arange(0, ROWS)
+    anchor = tile * AT_ONCE + row // (K * G)
+    slot = (row // G) % K
+    exists = (row < AT_ONCE * K * G) & (anchor < anchors)
+    high = tl.load(anchor_ptr + anchor, mask=exists, other=0).to(tl.int32)
+    low = tl.load(start_ptr + anchor, mask=exists, other=0).to(tl.int32)
+    if SLIDING:
+        low = tl.maximum(low, high + slot - window + 1)
+    return anchor, slot, row % G, exists, low, high
+
+
+@triton.jit
+def _walk(low, high, exists, tokens, KEYS: tl.constexpr):
+    """Begin of a tile's walk, begin and end of its part that needs no mask, end."""
+    begin = tl.min(tl.where(exists, low, tokens), 0)
+    end = tl.max(tl.where(exists, high, 0), 0)
+    begin = tl.minimum(begin, end)
+    masked = tl.maximum(tl.max(tl.where(exists, low, 0), 0) - begin, 0)
+    clear = tl.minimum(begin + (masked + KEYS - 1) // KEYS * KEYS, begin + (end - begin + KEYS - 1) // KEYS * KEYS)
+    until = tl.min(tl.where(exists, high, tokens), 0)
+    until = clear + tl.maximum(until - clear, 0) // KEYS * KEYS
+    return begin, clear, until, end
+
+
+@triton.jit
+def _own_visible(tile, anchor, slot, exists, anchors, window, K: tl.constexpr, SLIDING: tl.constexpr, AT_ONCE: tl.constexpr, OWN: tl.constexpr):  # fmt: skip
+    """Of the tile's own keys: slot row in [A*K], whether it exists, and bool [ROWS, OWN] who sees it."""
+    key = tl.arange(0, OWN)
+    key_anchor = tile * AT_ONCE + key // K
+    there = (key < AT_ONCE * K) & (key_anchor < anchors)
+    visible = (anchor[:, None] == key_anchor[None, :]) & there[None, :] & exists[:, None]
+    if SLIDING:
+        distance = slot[:, None] - (key % K)[None, :]
+        visible = visible & (distance >= 0) & (distance < window)
+    return (tile * AT_ONCE * K + key).to(tl.int64), there, visible
+
+
+@triton.jit
+def _attend(q, top, total, out, k_ptr, v_ptr, k_stride, v_stride, begin, end, low, high, tokens, scale, MASKED: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, D)
+    for first in range(begin, end, KEYS):
+        key = first + tl.arange(0, KEYS)
+        place = key.to(tl.int64)
+        if MASKED:
+            k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None], mask=(key < tokens)[None, :], other=0.0)
+        else:
+            k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None])
+        score = tl.dot(q, k) * scale
+        if MASKED:
+            score = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weight, 1)
+        out = out * shrink[:, None]
+        if MASKED:
+            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+        else:
+            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :])
+        out = tl.dot(weight.to(v.dtype), v, out)
+        top = higher
+    return top, total, out
+
+
+@triton.jit
+def _forward(
+    q_ptr, k_ptr, v_ptr, k_context_ptr, v_context_ptr, out_ptr, log_ptr, anchor_ptr, start_ptr, anchors, tokens, window, scale,
+    q_stride, k_stride, v_stride, k_context_stride, v_context_stride, out_stride,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
+    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late anchors see most context: longest work first
+    head = tl.program_id(1)
+    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
+    begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
+    at = tl.arange(0, D)
+    slot_row = (anchor * K + slot).to(tl.int64)
+    column = (head * G + member) * D
+    q = tl.load(q_ptr + slot_row[:, None] * q_stride + column[:, None] + at[None, :], mask=exists[:, None], other=0.0)
+    own, there, visible = _own_visible(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
+    k = tl.load(k_ptr + own[None, :] * k_stride + head * D + at[:, None], mask=there[None, :], other=0.0)
+    v = tl.load(v_ptr + own[:, None] * v_stride + head * D + at[None, :], mask=there[:, None], other=0.0)
+    score = tl.where(visible, tl.dot(q, k) * scale, float("-inf"))
+    top = tl.where(exists, tl.max(score, 1), 0.0)  # a slot sees itself, so this is finite
+    weight = tl.exp2(score - top[:, None])
+    total = tl.sum(weight, 1)
+    out = tl.dot(weight.to(v.dtype), v)
+    k_context_ptr += head * D
+    v_context_ptr += head * D
+    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, begin, clear, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
+    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, clear, until, low, high, tokens, scale, False, D, KEYS)  # fmt: skip
+    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, until, end, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
+    total = tl.where(exists, total, 1.0)
+    out = out / total[:, None]
+    tl.store(out_ptr + slot_row[:, None] * out_stride + column[:, None] + at[None, :], out.to(out_ptr.dtype.element_ty), mask=exists[:, None])
+    tl.store(log_ptr + (head * anchors * K + slot_row) * G + member, top + tl.log2(total), mask=exists)
+
+
+@triton.jit
+def _walk_back(q_grad, q, out_grad, log, delta, k_ptr, v_ptr, k_stride, v_stride, begin, end, low, high, tokens, scale, MASKED: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, D)
+    for first in range(begin, end, KEYS):
+        key = first + tl.arange(0, KEYS)
+        place = key.to(tl.int64)
+        if MASKED:
+            k = tl.load(k_ptr + place[:, None] * k_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+        else:
+            k = tl.load(k_ptr + place[:, None] * k_stride + at[None, :])
+            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :])
+        weight = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None])
+        if MASKED:
+            weight = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), weight, 0.0)
+        score_grad = weight * (tl.dot(out_grad, tl.trans(v)) - delta[:, None])
+        q_grad = tl.dot(score_grad.to(k.dtype), k, q_grad)
+    return q_grad
+
+
+@triton.jit
+def _backward_queries(
+    q_ptr, k_ptr, v_ptr, k_context_ptr, v_context_ptr, out_ptr, log_ptr, out_grad_ptr, delta_ptr, q_grad_ptr, k_grad_ptr, v_grad_ptr,
+    anchor_ptr, start_ptr, anchors, tokens, window, scale, natural,
+    q_stride, k_stride, v_stride, k_context_stride, v_context_stride, out_stride, out_grad_stride, q_grad_stride, k_grad_stride, v_grad_stride,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
+    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
+    begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
+    at = tl.arange(0, D)
+    slot_row = (anchor * K + slot).to(tl.int64)
+    column = ((head * G + member) * D)[:, None] + at[None, :]
+    mask = exists[:, None]
+    q = tl.load(q_ptr + slot_row[:, None] * q_stride + column, mask=mask, other=0.0)
+    out_grad = tl.load(out_grad_ptr + slot_row[:, None] * out_grad_stride + column, mask=mask, other=0.0)
+    out = tl.load(out_ptr + slot_row[:, None] * out_stride + column, mask=mask, other=0.0)
+    delta = tl.sum(out_grad.to(tl.float32) * out.to(tl.float32), 1)
+    row = (head * anchors * K + slot_row) * G + member
+    tl.store(delta_ptr + row, delta, mask=exists)
+    log = tl.load(log_ptr + row, mask=exists, other=0.0)
+    own, there, visible = _own_visible(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
+    mask = there[:, None]
+    k = tl.load(k_ptr + own[:, None] * k_stride + head * D + at[None, :], mask=mask, other=0.0)
+    v = tl.load(v_ptr + own[:, None] * v_stride + head * D + at[None, :], mask=mask, other=0.0)
+    weight = tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None]), 0.0)
+    score_grad = (weight * (tl.dot(out_grad, tl.trans(v)) - delta[:, None])).to(k.dtype)
+    q_grad = tl.dot(score_grad, k)
+    k_grad = tl.dot(tl.trans(score_grad), q) * natural
+    tl.store(k_grad_ptr + own[:, None] * k_grad_stride + head * D + at[None, :], k_grad.to(k_grad_ptr.dtype.element_ty), mask=mask)
+    v_grad = tl.dot(tl.trans(weight.to(out_grad.dtype)), out_grad)
+    tl.store(v_grad_ptr + own[:, None] * v_grad_stride + head * D + at[None, :], v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
+    k_context_ptr += head * D
+    v_context_ptr += head * D
+    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, begin, clear, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
+    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, clear, until, low, high, tokens, scale, False, D, KEYS)  # fmt: skip
+    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, until, end, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
+    place = q_grad_ptr + slot_row[:, None] * q_grad_stride + column
+    tl.store(place, (q_grad * natural).to(q_grad_ptr.dtype.element_ty), mask=exists[:, None])
+
+
+@triton.jit
+def _gather(
+    k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, begin, end,
+    MASKED: tl.constexpr, SLIDING: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, D)
+    for first in range(begin, end, STEP):
+        row = first + tl.arange(0, STEP)
+        exists = row < end
+        slot_row = (row // G).to(tl.int64)
+        column = ((row % G) * D)[:, None] + at[None, :]
+        q = tl.load(q_ptr + slot_row[:, None] * q_stride + column, mask=exists[:, None], other=0.0)
+        out_grad = tl.load(out_grad_ptr + slot_row[:, None] * out_grad_stride + column, mask=exists[:, None], other=0.0)
+        log = tl.load(log_ptr + row, mask=exists, other=float("inf"))
+        delta = tl.load(delta_ptr + row, mask=exists, other=0.0)
+        weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # [KEYS, STEP]
+        if MASKED:
+            anchor = row // (K * G)
+            high = tl.load(anchor_ptr + anchor, mask=exists, other=0)
+            low = tl.load(start_ptr + anchor, mask=exists, other=0)
+            if SLIDING:
+                low = tl.maximum(low, high + (row // G) % K - window + 1)
+            weight = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), weight, 0.0)
+        v_grad = tl.dot(weight.to(out_grad.dtype), out_grad, v_grad)
+        score_grad = weight * (tl.dot(v, tl.trans(out_grad)) - delta[None, :])
+        k_grad = tl.dot(score_grad.to(q.dtype), q, k_grad)
+    return k_grad, v_grad
+
+
+@triton.jit
+def _backward_keys(
+    q_ptr, k_context_ptr, v_context_ptr, log_ptr, delta_ptr, out_grad_ptr, k_grad_ptr, v_grad_ptr, anchor_ptr, start_ptr, span_ptr,
+    anchors, tokens, window, scale, natural, q_stride, k_stride, v_stride, out_grad_stride, k_grad_stride, v_grad_stride,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)  # early keys are seen by most anchors: longest work first
+    head = tl.program_id(1)
+    at = tl.arange(0, D)
+    key = tile * KEYS + tl.arange(0, KEYS)
+    mask = (key < tokens)[:, None]
+    place = key.to(tl.int64)[:, None]
+    k = tl.load(k_context_ptr + place * k_stride + head * D + at[None, :], mask=mask, other=0.0)
+    v = tl.load(v_context_ptr + place * v_stride + head * D + at[None, :], mask=mask, other=0.0)
+    begin = tl.load(span_ptr + tile * 4) * (K * G)
+    clear = tl.load(span_ptr + tile * 4 + 1) * (K * G)
+    until = tl.load(span_ptr + tile * 4 + 2) * (K * G)
+    end = tl.load(span_ptr + tile * 4 + 3) * (K * G)
+    q_ptr += head * G * D
+    out_grad_ptr += head * G * D
+    log_ptr += head.to(tl.int64) * anchors * (K * G)
+    delta_ptr += head.to(tl.int64) * anchors * (K * G)
+    k_grad = tl.zeros([KEYS, D], tl.float32)
+    v_grad = tl.zeros([KEYS, D], tl.float32)
+    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, begin, clear, True, SLIDING, K, G, D, STEP)  # fmt: skip
+    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, clear, until, False, SLIDING, K, G, D, STEP)  # fmt: skip
+    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, until, end, True, SLIDING, K, G, D, STEP)  # fmt: skip
+    place_k = k_grad_ptr + place * k_grad_stride + head * D + at[None, :]
+    tl.store(place_k, (k_grad * natural).to(k_grad_ptr.dtype.element_ty), mask=mask)
+    place_v = v_grad_ptr + place * v_grad_stride + head * D + at[None, :]
+    tl.store(place_v, v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
+
+
+def _tile(block: int, group: int) -> tuple[int, int, int]:
+    """Blocks of one tile, its rows and its own keys, the last two powers of two."""
+    rows = max(ROWS, triton.next_power_of_2(block * group))
+    at_once = rows // (block * group)
+    return at_once, rows, max(16, triton.next_power_of_2(at_once * block))
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """q [A*K, N, D], k, v [A*K, M, D], k_context, v_context [T, M, D], heads contiguous, any row stride; -> out [A*K, N, D] and the log2
+    of each row's softmax sum, float32 [M, A*K, N/M]."""
+    rows, heads, width = q.shape
+    kv_heads, anchors = k.shape[1], len(blocks.anchors)
+    group = heads // kv_heads
+    at_once, tile, own = _tile(blocks.block_size, group)
+    keys, warps, stages = FORWARD
+    out, log = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(kv_heads, rows, group, dtype=torch.float32)
+    _forward[(triton.cdiv(anchors, at_once), kv_heads)](
+        q, k, v, k_context, v_context, out, log, blocks.anchors, blocks.starts, anchors, len(k_context), window or 0,
+        width**-0.5 * _LOG2_E, *(part.stride(0) for part in (q, k, v, k_context, v_context, out)),
+        blocks.block_size, group, width, window is not None, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, log
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, spans: Spans,
+    out: Tensor, log: Tensor, out_grad: Tensor, grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Writes the gradients of q, k, v, k_context, v_context into `grads`; shapes and strides as in `forward`."""
+    rows, heads, width = q.shape
+    kv_heads, anchors, window = k.shape[1], len(blocks.anchors), spans.window
+    group = heads // kv_heads
+    at_once, tile, own = _tile(blocks.block_size, group)
+    q_grad, k_grad, v_grad, k_context_grad, v_context_grad = grads
+    delta, natural = torch.empty_like(log), width**-0.5
+    common = (blocks.block_size, group, width, window is not None)
+    keys, warps, stages = QUERY_GRADIENTS
+    _backward_queries[(triton.cdiv(anchors, at_once), kv_heads)](
+        q, k, v, k_context, v_context, out, log, out_grad, delta, q_grad, k_grad, v_grad, blocks.anchors, blocks.starts,
+        anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
+        *(part.stride(0) for part in (q, k, v, k_context, v_context, out, out_grad, q_grad, k_grad, v_grad)),
+        *common, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    keys, step, warps, stages = KEY_GRADIENTS
+    _backward_keys[(triton.cdiv(len(k_context), keys), kv_heads)](
+        q, k_context, v_context, log, delta, out_grad, k_context_grad, v_context_grad, blocks.anchors, blocks.starts, spans.of_keys,
+        anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
+        *(part.stride(0) for part in (q, k_context, v_context, out_grad, k_context_grad, v_context_grad)),
+        *common, keys, step, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(context, q, k, v, k_context, v_context, blocks, window):
+        out, log = forward(q, k, v, k_context, v_context, blocks, window)
+        context.save_for_backward(q, k, v, k_context, v_context, out, log)
+        context.place = blocks, window
+        return out
+
+    @staticmethod
+    def backward(context, out_grad):
+        *inputs, out, log = context.saved_tensors
+        blocks, window = context.place
+        grads = tuple(torch.empty_like(part) for part in inputs)
+        backward(*inputs, blocks, Spans.of(blocks, window), out, log, out_grad.contiguous(), grads)
+        return *grads, None, None
+
+
+def kernel_attention(
+    q: Tensor, k_slots: Tensor, v_slots: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
+) -> Tensor:
+    """`attention.Attention` on a GPU; what the kernels do not take (float32, odd head sizes) goes through plain torch."""
+    size = q.shape[-1]
+    if q.dtype != torch.bfloat16 or size & (size - 1) or not 16 <= size <= 256:
+        return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
+    parts = (part.flatten(0, 1).contiguous() for part in (q, k_slots, v_slots))
+    return _BlockAttention.apply(*parts, k_context.contiguous(), v_context.contiguous(), blocks, window).view_as(q)
