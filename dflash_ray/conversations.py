@@ -1,0 +1,222 @@
+"""Rows to conversations: many spellings in, one out, and nothing guessed.
+
+A role that is unknown or missing, content that is no text, a tool call that is no call: `Refused`, with the reason, never a default that
+would put a mask on the wrong text. Reasoning written into the content is taken out of it and kept apart, so that every template sees it in
+the one form it can place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_ray.rows import Refused, decode_json
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+}
+_THINK = re.compile(r"\s*(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str  # system | user | assistant | tool
+    content: str
+    reasoning: str = ""  # assistant only: what stood in a think block
+    tool_calls: tuple[dict, ...] = ()  # assistant only: {"id"?, "type": "function", "function": {"name", "arguments": dict}}
+    name: str = ""
+    tool_call_id: str = ""
+    prompt_ids: tuple[int, ...] | None = None  # assistant only: what the target was given,
+    output_ids: tuple[int, ...] | None = None  # and what it answered, token by token
+
+
+@dataclass(frozen=True)
+class Conversation:
+    messages: tuple[Message, ...]
+    tools: tuple[dict, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    input_ids: list[int]
+    loss_mask: list[int]
+
+
+def parse_row(row: Any, columns: dict[str, str] | None = None) -> Conversation | Tokenised:
+    """A decoded row to what it holds; `columns` maps our names to the row's. `Refused` otherwise."""
+    if not isinstance(row, dict):
+        raise Refused("not_an_object", f"the row is a {_type(row)}; an object with conversations, messages or input_ids is expected")
+    if columns:
+        row = {**row, **{ours: row[theirs] for ours, theirs in columns.items() if theirs in row}}
+    if row.get("input_ids") is not None:
+        return _tokenised(row)
+    for name in ("conversations", "messages"):
+        if row.get(name) is not None:
+            return parse_conversation(row[name], row.get("tools"))
+    raise Refused("no_conversation", "the row has neither conversations, messages nor input_ids")
+
+
+def parse_conversation(messages: Any, tools: Any = None) -> Conversation:
+    messages = _decoded(messages, "conversations")
+    if not isinstance(messages, list):
+        raise Refused("bad_conversation", f"conversations is a {_type(messages)}; a list of messages is expected")
+    if not messages:
+        raise Refused("empty_conversation")
+    return Conversation(tuple(_message(message, index) for index, message in enumerate(messages)), _tools(tools))
+
+
+def _tokenised(row: dict) -> Tokenised:
+    ids, mask = row["input_ids"], row.get("loss_mask")
+    if mask is None:
+        raise Refused("no_loss_mask", "input_ids needs a loss_mask of the same length")
+    for name, values in (("input_ids", ids), ("loss_mask", mask)):
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise Refused("bad_ids", f"{name} must be a list of whole numbers")
+    if len(ids) != len(mask):
+        raise Refused("length_mismatch", f"{len(ids)} input_ids, {len(mask)} loss_mask")
+    if not set(mask) <= {0, 1}:
+        raise Refused("bad_loss_mask", "loss_mask may hold 0 and 1 only")
+    return Tokenised(ids, mask)
+
+
+def _message(message: Any, index: int) -> Message:
+    if not isinstance(message, dict):
+        raise Refused("bad_message", f"message {index} is a {_type(message)}, not an object")
+    named = message["role"] if message.get("role") is not None else message.get("from")
+    if named is None:
+        raise Refused("missing_role", f"message {index} has no role")
+    if not isinstance(named, str) or named.strip().casefold() not in ROLES:
+        raise Refused("unknown_role", f"message {index}: {_short(named)}; known are {', '.join(ROLES)}")
+    spelled = named.strip().casefold()
+    role = ROLES[spelled]
+    content = message["content"] if message.get("content") is not None else message.get("value")
+    if role != "assistant":
+        if content is None:
+            raise Refused("null_content", f"message {index} ({role}) has no content")
+        return Message(role, _text(content, index), name=_label(message, "name"), tool_call_id=_label(message, "tool_call_id"))
+    if spelled == "function_call":
+        return Message(role, "", tool_calls=_calls(_decoded(content, "function_call"), index))
+    return _assistant(message, content, index)
+
+
+def _assistant(message: dict, content: Any, index: int) -> Message:
+    calls = message.get("tool_calls")
+    if calls is None:
+        calls = message.get("function_call")
+    tool_calls = _calls(_decoded(calls, "tool_calls"), index) if calls not in (None, [], "") else ()
+    reasoning = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key) is not None), None)
+    ids = _answer_ids(message, index)
+    if content is None:
+        if not tool_calls and reasoning is None and ids[0] is None:
+            raise Refused("null_content", f"message {index} (assistant) has neither content nor tool calls")
+        content = ""
+    text = _text(content, index)
+    if reasoning is None:
+        match = _THINK.match(text)
+        if match and "<think>" not in match[1]:
+            reasoning, text = match[1].strip("\n"), match[2].lstrip("\n")
+    else:
+        reasoning = _text(reasoning, index)
+    return Message("assistant", text, (reasoning or "").strip(), tool_calls, prompt_ids=ids[0], output_ids=ids[1])
+
+
+def _answer_ids(message: dict, index: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    prompt, output = message.get("prompt_ids"), message.get("output_ids")
+    if output is None:
+        return None, None
+    for name, ids in (("prompt_ids", prompt), ("output_ids", output)):
+        if not isinstance(ids, list) or not ids or not all(type(value) is int for value in ids):
+            raise Refused("bad_ids", f"message {index}: {name} must be a list of whole numbers")
+    return tuple(prompt), tuple(output)
+
+
+def _text(content: Any, index: int) -> str:
+    """Text of a string or of a list of text parts."""
+    if isinstance(content, list):
+        return "".join(_part(part, index) for part in content)
+    if not isinstance(content, str):
+        raise Refused("bad_content", f"message {index}: content is a {_type(content)}, not text")
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Refused("lone_surrogate", f"message {index}: half of a character (a lone surrogate)") from None
+    return content
+
+
+def _part(part: Any, index: int) -> str:
+    if isinstance(part, str):
+        return _text(part, index)
+    if not isinstance(part, dict):
+        raise Refused("bad_content", f"message {index}: a content part is a {_type(part)}")
+    kind = part.get("type", "text")
+    if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        raise Refused("not_text", f"message {index}: content part of type {_short(kind)}; only text can be trained on")
+    return _text(part["text"], index)
+
+
+def _calls(calls: Any, index: int) -> tuple[dict, ...]:
+    return tuple(_call(call, index) for call in (calls if isinstance(calls, list) else [calls]))
+
+
+def _call(call: Any, index: int) -> dict:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise Refused("bad_tool_call", f"message {index}: a tool call needs a name")
+    arguments = function.get("arguments", function.get("parameters"))
+    if arguments is None or arguments == "":
+        arguments = {}
+    arguments = _decoded(arguments, "arguments")
+    if not isinstance(arguments, dict):
+        raise Refused("bad_tool_call", f"message {index}: arguments of {_short(function['name'])} are a {_type(arguments)}, not an object")
+    _text(json.dumps(call, ensure_ascii=False), index)
+    made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **made} if isinstance(call.get("id"), str) else made
+
+
+def _tools(tools: Any) -> tuple[dict, ...]:
+    tools = _decoded(tools, "tools")
+    if tools in (None, [], ""):
+        return ()
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refused("bad_tools", "tools must be a list of objects")
+    _text(json.dumps(tools, ensure_ascii=False), 0)
+    return tuple(tools)
+
+
+def _decoded(value: Any, name: str) -> Any:
+    """A string that holds JSON, as OpenAI writes arguments and as columns of tables hold lists."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        return decode_json(value)
+    except Refused as error:
+        raise Refused(f"bad_{name}", f"{name} is a string but not JSON ({error})") from None
+
+
+def _label(message: dict, key: str) -> str:
+    return message[key] if isinstance(message.get(key), str) else ""
+
+
+def _type(value: Any) -> str:
+    return {dict: "object", list: "list", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}.get(
+        type(value), type(value).__name__
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,231 @@
+"""Conversations to samples whose mask is right by construction.
+
+For every assistant turn the template is rendered twice: the messages before it with the generation prompt, as a server renders them
+(the prefix), and the messages up to it. Supervised is what the second adds to the first, up to and with the end-of-turn token. Nothing is
+found by searching for markers, so text that spells a marker opens nothing. If the next turn's prefix begins with this turn's prefix and
+answer, both share a sample; where the template rewrites history (Qwen3 drops earlier reasoning) each turn gets a sample of its own.
+Turns that carry the target's own `prompt_ids` and `output_ids` use those ids as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dflash_ray.conversations import Conversation, Message, Tokenised
+from dflash_ray.rows import Refused
+from dflash_ray.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
+
+_EMPTY_THINK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
+
+
+@dataclass
+class Rendered:
+    """What one row became. `samples`: (input_ids int32 [T], loss_mask uint8 [T])."""
+
+    samples: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    refused_turns: list[Refused] = field(default_factory=list)
+    dropped: list[Refused] = field(default_factory=list)  # samples without an anchor candidate
+    turns: int = 0  # assistant turns whose tokens are supervised
+    clipped: int = 0
+    with_ids: int = 0  # turns that came with the target's own ids
+    ids_differ: int = 0  # of those: turns whose text encodes to other ids
+    spelled_specials: int = 0  # answers whose text spells a special token; it is encoded as the ordinary text it is
+
+
+@dataclass(frozen=True)
+class _Turn:
+    prefix: str
+    answer: str  # up to the end-of-turn token, without it
+    end: str
+    tail: str  # written by the template after it
+    literal: bool  # special tokens in the answer are ordinary text
+
+
+class _Sample:
+    """A sample under construction."""
+
+    def __init__(self):
+        self.ids: list[int] = []
+        self.spans: list[tuple[int, int]] = []
+        self.text: str | None = ""  # rendered so far; None if ids came without a text that matches
+        self.tail: list[int] = []
+
+    def add(self, ids, supervised: bool) -> None:
+        if supervised:
+            self.spans.append((len(self.ids), len(self.ids) + len(ids)))
+        self.ids += ids
+
+
+class Renderer:
+    """`max_length`: tokens after which a sample is cut."""
+
+    def __init__(self, tokenizer: ChatTokenizer, max_length: int):
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+
+    def render(self, row: Conversation | Tokenised) -> Rendered:
+        """Samples of a row. `Refused` if it gives none."""
+        out = Rendered()
+        if isinstance(row, Tokenised):
+            self._check_ids(row.input_ids, "input_ids")
+            self._finish(out, np.asarray(row.input_ids, np.int32), np.asarray(row.loss_mask, np.uint8))
+        else:
+            self._conversation(row, out)
+        if not out.samples:
+            raise (out.dropped or out.refused_turns or [Refused("no_assistant_turn")])[0]
+        return out
+
+    def _conversation(self, conversation: Conversation, out: Rendered) -> None:
+        messages = [self._for_template(message) for message in conversation.messages]
+        tools = list(conversation.tools) or None
+        sample: _Sample | None = None
+        for index, message in enumerate(conversation.messages):
+            if message.role != "assistant":
+                continue
+            try:
+                turn = self._turn(conversation.messages[: index + 1], messages[: index + 1], tools)
+            except Refused as refusal:
+                if message.output_ids is None:
+                    out.refused_turns.append(refusal)
+                    continue
+                turn = None
+            joined = self._with_ids(sample, turn, message, out) if message.output_ids is not None else self._with_text(sample, turn, out)
+            if joined is not sample:
+                self._close(sample, out)
+                sample = joined
+        self._close(sample, out)
+
+    # ---- one turn as text
+
+    def _for_template(self, message: Message) -> dict:
+        made: dict = {"role": message.role, "content": message.content}
+        if message.role == "assistant":
+            if "reasoning_content" in (self.tokenizer.template or ""):
+                made["reasoning_content"] = message.reasoning
+            elif message.reasoning:
+                made["content"] = f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
+            if message.tool_calls:
+                made["tool_calls"] = list(message.tool_calls)
+        for key in ("name", "tool_call_id"):
+            if getattr(message, key):
+                made[key] = getattr(message, key)
+        return made
+
+    def _turn(self, messages: tuple[Message, ...], rendered: list[dict], tools: list[dict] | None) -> _Turn:
+        """The last message as the answer to those before it. `Refused` if the template cannot place it."""
+        self.tokenizer.require_template()
+        message = messages[-1]
+        if len(messages) == 1:
+            raise Refused("no_prompt", "nothing stands before this answer")
+        thinking = bool(message.reasoning)
+        try:
+            full = self.tokenizer.render(rendered, tools, generation=False, thinking=thinking)
+            for mode in (thinking, not thinking):
+                prefix = self.tokenizer.render(rendered[:-1], tools, generation=True, thinking=mode)
+                if full.startswith(prefix):
+                    break
+            else:
+                raise Refused("prefix_mismatch", "the template writes the history of this turn differently once it is answered")
+        except TEMPLATE_ERRORS as error:
+            if isinstance(error, Refused):
+                raise
+            raise Refused(f"template_refused: {one_line(error)}") from None
+        ending = self.tokenizer.split_ending(full[len(prefix) :])
+        if ending is None:
+            raise Refused("no_end_of_turn", "the template ends this answer with no special token")
+        answer, end, tail = ending
+        content = message.content.strip()
+        if not message.reasoning and (scaffold := _EMPTY_THINK.match(answer)) and content in answer[scaffold.end() :]:
+            prefix, answer = prefix + scaffold.group(), answer[scaffold.end() :]
+        words = [message.reasoning, content, *(call["function"]["name"] for call in message.tool_calls)]
+        if not all(word in answer for word in words):
+            raise Refused("template_drops_text", "the template does not write all of this answer")
+        spelled = sum(self.tokenizer.special_strings(text) for text in (message.reasoning, content, *map(str, message.tool_calls)))
+        if spelled and spelled != self.tokenizer.special_strings(answer):
+            raise Refused("special_token_in_answer", "the answer spells a special token that the template uses too")
+        return _Turn(prefix, answer, end, tail, bool(spelled))
+
+    # ---- ids
+
+    def _with_text(self, sample: _Sample | None, turn: _Turn, out: Rendered) -> _Sample:
+        """`sample` itself with the turn added, or a new one that holds it."""
+        if sample is not None and sample.text is not None and turn.prefix.startswith(sample.text):
+            sample.add(self._encode(turn.prefix[len(sample.text) :], sample), False)
+        else:
+            sample = _Sample()
+            sample.add(self._encode(turn.prefix, sample), False)
+        sample.add(self._answer_ids(turn, self.max_length + 1 - len(sample.ids)), True)
+        out.spelled_specials += turn.literal
+        self._mark_end(sample, turn)
+        return sample
+
+    def _with_ids(self, sample: _Sample | None, turn: _Turn | None, message: Message, out: Rendered) -> _Sample:
+        prompt, output = list(message.prompt_ids), list(message.output_ids)
+        self._check_ids(prompt, "prompt_ids")
+        self._check_ids(output, "output_ids")
+        if sample is not None and prompt[: len(sample.ids)] == sample.ids:
+            sample.add(prompt[len(sample.ids) :], False)
+        else:
+            sample = _Sample()
+            sample.add(prompt, False)
+        sample.add(output, True)
+        encoded = None if turn is None else self._answer_ids(turn, len(output) + 2)
+        out.with_ids += 1
+        out.ids_differ += encoded is None or (encoded != output and encoded[:-1] != output)
+        sample.text, sample.tail = None, []
+        if turn is not None:
+            self._mark_end(sample, turn)
+        return sample
+
+    def _mark_end(self, sample: _Sample, turn: _Turn) -> None:
+        sample.text = turn.prefix + turn.answer + turn.end
+        sample.tail = self.tokenizer.encode(turn.tail, start=False)
+
+    def _encode(self, text: str, sample: _Sample) -> list[int]:
+        room = self.max_length + 1 - len(sample.ids)
+        return self.tokenizer.encode(text, room, start=not sample.ids) if room > 0 else []
+
+    def _answer_ids(self, turn: _Turn, room: int) -> list[int]:
+        if room <= 0:
+            return []
+        encode = self.tokenizer.encode_literally if turn.literal else self.tokenizer.encode
+        ids = encode(turn.answer, room) if turn.literal else encode(turn.answer, room, start=False)
+        return [*ids, self.tokenizer.token_id(turn.end)]
+
+    def _check_ids(self, ids: list[int], name: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise Refused("id_out_of_range", f"{name} holds {wrong}; the vocabulary has {self.tokenizer.vocab_size} rows")
+
+    def _close(self, sample: _Sample | None, out: Rendered) -> None:
+        if sample is None:
+            return
+        ids = np.asarray(sample.ids + sample.tail, np.int32)
+        mask = np.zeros(len(ids), np.uint8)
+        for start, stop in sample.spans:
+            mask[start:stop] = 1
+        if mask.all():
+            out.dropped.append(Refused("all_supervised", "every token of the rendered conversation would be supervised"))
+        else:
+            kept = sum(start < self.max_length for start, _ in sample.spans)
+            out.refused_turns += [Refused("too_long", f"begins after {self.max_length} tokens")] * (len(sample.spans) - kept)
+            out.turns += kept if self._finish(out, ids, mask) else 0
+
+    def _finish(self, out: Rendered, ids: np.ndarray, mask: np.ndarray) -> bool:
+        """Adds the sample, cut to `max_length`, if an anchor can stand in it."""
+        over = len(ids) > self.max_length
+        ids, mask = ids[: self.max_length], mask[: self.max_length]
+        if not (mask[1:] & mask[:-1]).any():
+            reason = (
+                Refused("too_long", f"no answer within {self.max_length} tokens")
+                if over
+                else Refused("no_anchor", "no two adjacent supervised tokens")
+            )
+            out.dropped.append(reason)
+            return False
+        out.clipped += over
+        out.samples.append((ids, mask))
+        return True

@@ -1,0 +1,244 @@
+"""Input files to numbered rows, in an order that depends on the files alone, in memory that does not depend on their size.
+
+A row is one line of JSONL, one element of a JSON array, or one row of a Parquet file or of a folder saved by Hugging Face `datasets`.
+What cannot be read is a row too: a `Refused` with its reason, so that every count adds up. Rows travel in chunks of about a megabyte,
+cut the same way on every run: a run that was interrupted skips the chunks it has done.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash_ray.json_stream import Broken, json_values
+
+CHUNK_BYTES = 1 << 20
+CHUNK_ROWS = 2048
+MAX_ROW_BYTES = 32 << 20
+_JSON_NAMES = (".jsonl", ".json", ".ndjson")
+_READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
+
+
+class Refused(ValueError):
+    """A row, or a part of one, that must not be trained on. `reason` is a short code that is counted, `detail` tells more."""
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self):
+        return Refused, (self.reason, self.detail)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    path: Path
+    name: str  # as the user would find it
+    kind: str  # jsonl | json | parquet | arrow
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of one file. `rows`: JSON text as bytes, a decoded row, or why there is none; or an Arrow table of decoded rows."""
+
+    file: str
+    lines: list[int]
+    rows: list[Any] = field(default_factory=list)
+    table: pa.Table | None = None
+    bytes_read: int = 0  # of the whole input, up to and with this chunk
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return zip(self.lines, self.rows if self.table is None else map(_without_nulls, self.table.to_pylist()), strict=True)
+
+
+def find_files(inputs: list[Path]) -> list[InputFile]:
+    """The readable files of `inputs` (files, folders searched in name order, saved datasets). ValueError where there are none."""
+    files: list[InputFile] = []
+    for path in inputs:
+        if not path.exists():
+            raise ValueError(f"--input {path}: no such file or folder")
+        found = _files_under(path) if path.is_dir() else [(path, _kind(path) or "jsonl")]
+        if not found:
+            raise ValueError(f"--input {path}: no .jsonl, .json, .gz, .parquet or .arrow file in this folder")
+        files += [InputFile(part, str(part), kind, part.stat().st_size) for part, kind in found]
+    return files
+
+
+def read_chunks(files: list[InputFile]) -> Iterator[Chunk]:
+    """Every row of every file once, in order."""
+    done = 0
+    for file in files:
+        reader = {"jsonl": _read_lines, "json": _read_json, "parquet": _read_parquet, "arrow": _read_arrow}[file.kind]
+        last = 0
+        try:
+            for chunk, position in reader(file):
+                last = max(last, chunk.lines[-1])
+                yield _placed(chunk, done + min(position, file.bytes))
+        except _READ_ERRORS as error:
+            reason = Refused("unreadable_file", str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__)
+            yield Chunk(file.name, [last + 1], [reason], None, done + file.bytes)
+        done += file.bytes
+
+
+def decode_json(data: bytes | str) -> Any:
+    """One JSON value; `Refused` says what is wrong with it."""
+    if isinstance(data, bytes):
+        try:
+            data = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused("not_utf8", f"byte {error.start} of the row") from None
+    try:
+        return _DECODER.decode(data.lstrip("\ufeff"))
+    except Refused:
+        raise
+    except RecursionError:
+        raise Refused("nested_too_deep") from None
+    except ValueError as error:
+        raise Refused("not_json", str(error)[:120]) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise Refused("duplicate_key", repr(next(name for name in names if names.count(name) > 1)))
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _kind(path: Path) -> str | None:
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".parquet"):
+        return "parquet"
+    if name.endswith(".arrow"):
+        return "arrow"
+    if name.endswith(_JSON_NAMES):
+        return "json" if name.endswith(".json") else "jsonl"
+    return "jsonl" if path.name.lower().endswith(".gz") else None
+
+
+def _files_under(folder: Path) -> list[tuple[Path, str]]:
+    """A folder saved by Hugging Face `datasets` holds descriptions beside its data: those are no rows."""
+    described = {"dataset_info.json", "state.json", "dataset_dict.json"}
+    found = []
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        kind = None if hidden or not path.is_file() else _kind(path)
+        if kind and not (path.name in described and any(path.parent.rglob("*.arrow"))):
+            found.append((path, kind))
+    return found
+
+
+def _placed(chunk: Chunk, position: int) -> Chunk:
+    return Chunk(chunk.file, chunk.lines, chunk.rows, chunk.table, position)
+
+
+def _grouped(file: InputFile, rows: Iterator[tuple[int, Any, int]]) -> Iterator[tuple[Chunk, int]]:
+    """(line, row, position in the file) to chunks of bounded size. An error after some rows leaves those rows in a chunk of their own."""
+    lines: list[int] = []
+    values: list[Any] = []
+    size = position = 0
+    failure: BaseException | None = None
+    while True:
+        try:
+            line, value, position = next(rows)
+        except StopIteration:
+            break
+        except _READ_ERRORS as error:
+            failure = error
+            break
+        lines.append(line)
+        values.append(value)
+        size += len(value) if isinstance(value, bytes | str) else 64
+        if size >= CHUNK_BYTES or len(lines) >= CHUNK_ROWS:
+            yield Chunk(file.name, lines, values), position
+            lines, values, size = [], [], 0
+    if lines:
+        yield Chunk(file.name, lines, values), position
+    if failure is not None:
+        raise failure
+
+
+def _open(file: InputFile) -> tuple[BinaryIO, BinaryIO]:
+    """(bytes to read, raw file whose position shows the progress)."""
+    raw = open(file.path, "rb")
+    return (gzip.GzipFile(fileobj=raw), raw) if file.path.name.lower().endswith(".gz") else (raw, raw)
+
+
+def _read_lines(file: InputFile) -> Iterator[tuple[Chunk, int]]:
+    return _grouped(file, _lines(file))
+
+
+def _lines(file: InputFile) -> Iterator[tuple[int, Any, int]]:
+    stream, raw = _open(file)
+    with raw, stream:
+        number = 0
+        while line := stream.readline(MAX_ROW_BYTES):
+            number += 1
+            if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
+                while (rest := stream.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, Refused("row_too_long", f"more than {MAX_ROW_BYTES >> 20} MiB"), raw.tell()
+            else:
+                yield number, line, raw.tell()
+
+
+def _read_json(file: InputFile) -> Iterator[tuple[Chunk, int]]:
+    return _grouped(file, _json_values(file))
+
+
+def _json_values(file: InputFile) -> Iterator[tuple[int, Any, int]]:
+    stream, raw = _open(file)
+    with raw, stream:
+        for line, value in json_values(stream, MAX_ROW_BYTES):
+            yield line, Refused("not_json", str(value)) if isinstance(value, Broken) else value, raw.tell()
+
+
+def _read_parquet(file: InputFile) -> Iterator[tuple[Chunk, int]]:
+    with pq.ParquetFile(file.path) as parquet:
+        total = max(1, parquet.metadata.num_rows)
+        yield from _tables(file, parquet.iter_batches(batch_size=256), total)
+
+
+def _read_arrow(file: InputFile) -> Iterator[tuple[Chunk, int]]:
+    with pa.memory_map(str(file.path)) as source:
+        try:
+            batches = pa.ipc.open_stream(source)
+        except pa.ArrowInvalid:
+            source.seek(0)
+            opened = pa.ipc.open_file(source)
+            batches = (opened.get_batch(index) for index in range(opened.num_record_batches))
+        yield from _tables(file, batches, 0)
+
+
+def _tables(file: InputFile, batches, total: int) -> Iterator[tuple[Chunk, int]]:
+    line = 1
+    for batch in batches:
+        for start in range(0, batch.num_rows, 256):
+            table = pa.Table.from_batches([batch.slice(start, 256)])
+            position = file.bytes * (line + table.num_rows) // total if total else file.bytes
+            yield Chunk(file.name, list(range(line, line + table.num_rows)), [], table), position
+            line += table.num_rows
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow has no missing keys, only nulls in their place; taking those out gives back the row as it was written."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

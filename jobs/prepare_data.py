@@ -1,0 +1,56 @@
+"""Conversations to a tokenised data set with a loss mask: `python -m jobs.prepare_data --input FILE ... --tokenizer DIR --output DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dflash_ray.prepare import PrepareSettings, prepare
+from jobs.cli import run
+from jobs.prepare_report import Progress, print_report, show_samples
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m jobs.prepare_data", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--input", nargs="+", required=True, type=Path, action="extend", metavar="FILE|DIR")
+    parser.add_argument("--tokenizer", required=True, type=Path, metavar="DIR", help="folder of the target's tokenizer")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--max-length", type=int, default=8192, help="tokens after which a sample is cut (default %(default)s)")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
+    parser.add_argument("--validation", type=float, default=0.01, help="share of samples held out, by conversation (default %(default)s)")
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="OURS=THEIRS", help="for instance input_ids=tokens loss_mask=labels_mask"
+    )
+    parser.add_argument("--num-workers", type=int, default=1, help="1: this process; more: Ray tasks (default %(default)s)")
+    parser.add_argument("--strict", action="store_true", help="stop at the first bad row with exit code 2")
+    parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
+    args = parser.parse_args(argv)
+    settings = PrepareSettings(
+        inputs=tuple(args.input),
+        tokenizer=args.tokenizer,
+        output=args.output,
+        max_length=args.max_length,
+        chat_template=args.chat_template,
+        validation=args.validation,
+        strict=args.strict,
+        columns=dict(_pair(text) for text in args.columns),
+    )
+    with Progress() as progress:
+        report = prepare(settings, progress=progress)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print_report(report, settings)
+    show_samples(settings)
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    ours, equals, theirs = text.partition("=")
+    if not (ours and equals and theirs):
+        raise ValueError(f"--columns {text}: write OURS=THEIRS, for instance input_ids=tokens")
+    return ours, theirs
+
+
+if __name__ == "__main__":
+    run(main)
