@@ -73,6 +73,8 @@ class DraftConfig(Section):
 class DataConfig(Section):
     path: Path | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
     columns: dict[str, str] = Field(default_factory=dict, description="our column name -> the folder's column name")
+    samples: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: how many samples")
+    tokens: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: tokens of one epoch")
 
 
 class BatchingConfig(Section):
@@ -213,6 +215,8 @@ class PlacementConfig(Section):
 class HardwareConfig(Section):
     gpu_memory_gib: float | None = Field(None, gt=0, description="for --dry-run on another machine")
     shm_gib: float | None = Field(None, gt=0)
+    target_tokens_per_second: float | None = Field(None, gt=0, description="of one target, for the days that --dry-run prints")
+    drafter_tokens_per_second: float | None = Field(None, gt=0)
 
 
 class DebugConfig(Section):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.decode.drafter import DraftState, ServedDrafter
+from dflash_ray.decode.drafter import ServedDrafter
 from dflash_ray.decode.plain import generate_batch, plain_greedy
-from dflash_ray.decode.speculative import per_slot_acceptance, served_tau, speculative
+from dflash_ray.decode.speculative import speculative
 from dflash_ray.decode.state import TargetState
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.shape import DraftShape

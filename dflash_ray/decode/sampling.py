@@ -36,9 +36,7 @@ def sample(distribution: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ids, last)
 
 
-def accept(
-    proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stream: Stream
-) -> tuple[int, int]:
+def accept(proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stream: Stream) -> tuple[int, int]:
     """(accepted, next token) for one block: proposals drawn from `draft` [K-1, V], judged by `target` [K, V], both float64.
 
     The next token is drawn from the target's distribution after the accepted ones, corrected for the refused proposal if there is one.

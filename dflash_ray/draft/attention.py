@@ -40,27 +40,28 @@ def plain_attention(
         slot = torch.arange(slots, device=q.device)
         hidden = ~sees_slot(slot[:, None], slot[None, :], window).repeat(group, 1)
         inside = inside.masked_fill(hidden, float("-inf"))
-    sizes = [run.last_anchor - run.first_anchor for run in blocks.runs]
+    sizes = [run.last - run.first for run in blocks.runs]
     pieces = zip(blocks.runs, q.split(sizes, 1), inside.split(sizes, 1), v_slots.permute(2, 0, 1, 3).split(sizes, 1), strict=True)
     keys, values = k_context.permute(1, 2, 0).split(blocks.documents, 2), v_context.transpose(0, 1).split(blocks.documents, 1)
     rows = torch.arange(group * slots, device=q.device) % slots  # slot of each row
     outputs = []
     for run, query, own, own_values in pieces:
-        length = run.end - run.start
-        hidden = ~_visible(run, blocks, rows, length, window)
-        before = (query.reshape(kv_heads, -1, width) @ keys[run.document][:, :, :length]).view(kv_heads, -1, group * slots, length)
+        # no anchor of the run sees context before `low` or from `high` on
+        low, high = 0 if window is None else max(0, run.first_position - window + 1), run.last_position
+        hidden = ~_visible(run, blocks, rows, low, high, window)
+        before = query.reshape(kv_heads, -1, width) @ keys[run.document][:, :, low:high]
+        before = before.view(kv_heads, -1, group * slots, high - low) if high > low else own[..., :0]
         scores = torch.cat([before.masked_fill(hidden, float("-inf")), own], -1)
         weights = torch.softmax(scores, -1, dtype=wide).to(q.dtype)
-        context = weights[..., :length].reshape(kv_heads, -1, length) @ values[run.document][:, :length]
-        outputs.append(context.view_as(query) + weights[..., length:] @ own_values)
+        context = weights[..., : high - low].reshape(kv_heads, len(hidden) * group * slots, high - low) @ values[run.document][:, low:high]
+        outputs.append(context.view_as(query) + weights[..., high - low :] @ own_values)
     mixed = torch.cat(outputs, 1)  # [M, A, G*K, D]
     return mixed.view(kv_heads, anchors, group, slots, width).permute(1, 3, 0, 2, 4).reshape(anchors, slots, heads, width)
 
 
-def _visible(run: Run, blocks: Blocks, rows: Tensor, length: int, window: int | None) -> Tensor:
-    """bool [a, 1 or G*K, length]: which context tokens each row of the run's anchors sees."""
-    positions = blocks.slot_positions[run.first_anchor : run.last_anchor]
+def _visible(run: Run, blocks: Blocks, rows: Tensor, low: int, high: int, window: int | None) -> Tensor:
+    """bool [a, 1 or G*K, high - low]: which context tokens each row of the run's anchors sees."""
+    positions = blocks.slot_positions[run.first : run.last]
     anchor = positions[:, :1, None]
-    key = torch.arange(length, device=rows.device)
     slot = anchor if window is None else positions[:, rows, None]
-    return sees_context(anchor, slot, key, window)
+    return sees_context(anchor, slot, torch.arange(low, high, device=rows.device), window)

@@ -30,7 +30,7 @@ tags: [dflash, speculative-decoding, draft-model]
 # {name}: a DFlash drafter for {target}
 
 Proposes {shape.block_size - 1} tokens in one forward pass; the target checks them in one pass of its own. It has
-{shape.parameters / 1e6:,.1f} M parameters in {shape.num_layers} layers. It uses the target's embedding and head, which are not in these files.
+{shape.parameters / 1e6:,.1f} M parameters in {shape.num_layers} layers. The embedding and the head are the target's and not in these files.
 
 - reads the outputs of target layers {taps} of {shape.num_target_layers}, counted from 0 (layer i is `hidden_states[i + 1]`)
 - block of {shape.block_size}: the last accepted token, then mask token {shape.mask_token_id}; slot k proposes the token k places after it

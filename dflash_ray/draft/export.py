@@ -63,50 +63,59 @@ def export_config(shape: DraftShape) -> dict[str, Any]:
 
 
 def read_shape(folder: Path) -> DraftShape:
-    """The shape of an exported folder, ours or a published z-lab one. ValueError names the missing or contradicting key."""
+    """The shape of an exported folder, ours or a published z-lab one. ValueError names the missing, wrong or contradicting key."""
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder}: no {CONFIG}; this is not an exported drafter") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
 
-    def need(name: str, *places: Any) -> Any:
+    def need(name: str, kind: str, *places: Any) -> Any:
         """The value of a key that must stand in at least one place and agree wherever it stands."""
-        found = [place[name] for place in places if isinstance(place, dict) and place.get(name) is not None]
+        found = [place[name] for place in places or (config,) if isinstance(place, dict) and place.get(name) is not None]
         if not found:
             raise ValueError(f"{path}: {name} is missing; it is never guessed, export the drafter again")
         if any(value != found[0] for value in found):
             raise ValueError(f"{path}: {name} stands there as {found[0]} and as {found[1]}; servers read either")
+        if not _KINDS[kind](found[0]):
+            raise ValueError(f"{path}: {name} is {found[0]!r}; it must be a {kind}")
         return found[0]
 
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: is no JSON object; this is not an exported drafter")
     dflash = config.get("dflash_config")
-    layer_types = need("layer_types", config)
+    layer_types = need("layer_types", "list of names")
     sliding = SLIDING in layer_types
     if sliding and not config.get("use_sliding_window"):
         raise ValueError(f"{path}: use_sliding_window must be true for {SLIDING} layers; Qwen3Config drops the window otherwise")
-    try:
-        return DraftShape(
-            hidden=need("hidden_size", config),
-            vocab=need("vocab_size", config),
-            intermediate=need("intermediate_size", config),
-            num_layers=need("num_hidden_layers", config),
-            heads=need("num_attention_heads", config),
-            kv_heads=need("num_key_value_heads", config),
-            head_dim=need("head_dim", config),
-            layer_types=tuple(layer_types),
-            sliding_window=need("sliding_window", config) if sliding else None,
-            block_size=need("block_size", dflash, config),
-            mask_token_id=need("mask_token_id", dflash, config),
-            target_layer_ids=tuple(need("target_layer_ids", dflash, config)),
-            num_target_layers=need("num_target_layers", config),
-            rope_theta=float(need("rope_theta", config, config.get("rope_parameters"), config.get("rope_scaling"))),
-            rms_norm_eps=need("rms_norm_eps", config),
-            max_position_embeddings=need("max_position_embeddings", config),
-        )
-    except TypeError as error:
-        raise ValueError(f"{path}: a value has the wrong type: {error}") from None
+    return DraftShape(
+        hidden=need("hidden_size", "whole number"),
+        vocab=need("vocab_size", "whole number"),
+        intermediate=need("intermediate_size", "whole number"),
+        num_layers=need("num_hidden_layers", "whole number"),
+        heads=need("num_attention_heads", "whole number"),
+        kv_heads=need("num_key_value_heads", "whole number"),
+        head_dim=need("head_dim", "whole number"),
+        layer_types=tuple(layer_types),
+        sliding_window=need("sliding_window", "whole number") if sliding else None,
+        block_size=need("block_size", "whole number", dflash, config),
+        mask_token_id=need("mask_token_id", "whole number", dflash, config),
+        target_layer_ids=tuple(need("target_layer_ids", "list of whole numbers", dflash, config)),
+        num_target_layers=need("num_target_layers", "whole number"),
+        rope_theta=float(need("rope_theta", "number", config, config.get("rope_parameters"), config.get("rope_scaling"))),
+        rms_norm_eps=need("rms_norm_eps", "number"),
+        max_position_embeddings=need("max_position_embeddings", "whole number"),
+    )
+
+
+_KINDS = {
+    "whole number": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "list of whole numbers": lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+    "list of names": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+}
 
 
 def read_tensors(folder: Path, shape: DraftShape) -> dict[str, Tensor]:

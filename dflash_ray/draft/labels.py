@@ -24,7 +24,7 @@ class Labels:
 
     rows: Tensor  # int64 [R] anchor * K + slot
     tokens: Tensor  # int64 [R] the label
-    decay: Tensor  # float32 [R] exp(-(slot - 1) / gamma)
+    decay: Tensor  # float64 [R] exp(-(slot - 1) / gamma)
     positions: np.ndarray  # int64 [R] index in the batch of the token before the label: where the teacher's row stands
     block_size: int
     anchors: int  # A
@@ -56,7 +56,7 @@ class Labels:
         return cls(
             rows=tensor(anchor * block_size + slot),
             tokens=tensor(batch.input_ids.astype(np.int64)[labels]),
-            decay=tensor(decay.astype(np.float32)),
+            decay=tensor(decay),
             positions=labels - 1,
             block_size=block_size,
             anchors=len(anchors),

@@ -23,13 +23,13 @@ RUN_ANCHORS = 64  # anchors of one document whose scores exist at one time: boun
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive anchors of one document and the context tokens that any of them may see (plain integers, indices into the batch)."""
+    """Consecutive anchors of one document, as plain integers."""
 
     document: int
-    first_anchor: int
-    last_anchor: int  # exclusive
-    start: int  # first token of the document
-    end: int  # exclusive: the last anchor's own index
+    first: int  # anchors first..last-1 of the batch
+    last: int
+    first_position: int  # of the first and of the last anchor, in the document
+    last_position: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def _runs(cu: np.ndarray, anchors: np.ndarray, owner: np.ndarray) -> tuple[Run, 
     for document, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         for begin in range(int(first), int(last), RUN_ANCHORS):
             end = min(begin + RUN_ANCHORS, int(last))
-            runs.append(Run(document, begin, end, int(cu[document]), int(anchors[end - 1])))
+            start = int(cu[document])
+            runs.append(Run(document, begin, end, int(anchors[begin]) - start, int(anchors[end - 1]) - start))
     return tuple(runs)
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from dflash_ray.draft.attention import attention_for
 from dflash_ray.draft.mask import Blocks, sees_context, sees_slot
 from dflash_ray.draft.shape import DraftShape
+from dflash_ray.streams import torch_generator
 
 KeyValue = tuple[Tensor, Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -202,11 +203,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 def initialise(model: DraftModel, seed: int, std: float = 0.02) -> None:
     """Normal(0, std) matrices and unit norms from `seed` alone: the same on every device and in every order of construction."""
-    generator = torch.Generator()
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             if parameter.dim() == 2:
-                generator.manual_seed(seed * 1_000_003 + number)
-                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=torch_generator("init", seed, number)))
             else:
                 parameter.fill_(1.0)

@@ -6,17 +6,11 @@ what was drawn before. The result is a new tensor: what was received may lie in 
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
 
 from dflash_ray.batch import Batch
-
-
-def stream_seed(*name: str | int) -> int:
-    """63 bits that stand for a named stream."""
-    return int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), "big") >> 1
+from dflash_ray.streams import torch_generator
 
 
 def add_noise(features: Tensor, batch: Batch, std: float, seed: int, taps: int) -> Tensor:
@@ -27,10 +21,9 @@ def add_noise(features: Tensor, batch: Batch, std: float, seed: int, taps: int) 
     power = torch.linalg.vector_norm(by_tap, dim=(0, 2), dtype=torch.float32).square() / by_tap[:, 0].numel()
     scale = std * power.sqrt()[:, None]  # [L, 1]
     noisy = torch.empty_like(by_tap)
-    generator = torch.Generator(features.device)
     bounds = batch.cu_seqlens.tolist()
     for sample, start, end in zip(batch.sample_ids.tolist(), bounds, bounds[1:], strict=False):
-        generator.manual_seed(stream_seed(seed, "noise", batch.epoch, sample))
-        noise = torch.randn(by_tap[start:end].shape, generator=generator, device=features.device)
+        words = torch_generator("noise", seed, batch.epoch, sample, device=features.device)
+        noise = torch.randn(by_tap[start:end].shape, generator=words, device=features.device)
         noisy[start:end] = noise.mul_(scale).add_(by_tap[start:end])
     return noisy.view_as(features)

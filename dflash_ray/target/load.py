@@ -85,6 +85,12 @@ def load_target(
     )
 
 
+def count_parameters(facts: TargetFacts, layers: int) -> int:
+    """Parameters of the first `layers` layers and the embedding, counted on the family's own modules without storage."""
+    model = _skeleton(facts, layers)
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("norm."))
+
+
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16

@@ -95,9 +95,7 @@ def conv_valid(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
-) -> torch.Tensor:
+def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
     if rows.cu_seqlens is not None:
         return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows()), q, k, v, g, beta)
     return delta_prefill(q, k, v, g, beta)[0]
