@@ -121,9 +121,7 @@ def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
     if not 0 <= settings.temperature < float("inf"):
         raise ValueError(f"--temperature {settings.temperature}: must be 0 (greedy) or more")
     if not facts.eos_token_ids:
-        raise ValueError(
-            f"--target {settings.target}: config.json and generation_config.json name no eos_token_id; answers would never end"
-        )
+        raise ValueError(f"--target {settings.target}: config.json and generation_config.json name no eos_token_id; answers would not end")
 
 
 def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTarget, ServedDrafter]:

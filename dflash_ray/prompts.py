@@ -38,6 +38,8 @@ def read_prompts(
         for line, row in chunk:
             if limit is not None and len(prompts) >= limit:
                 return prompts, skipped
+            if isinstance(row, bytes) and not row.strip():
+                continue
             try:
                 if isinstance(row, Refused):
                     raise row

@@ -34,14 +34,25 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = vars(parser.parse_args(argv))
 
+    for flag in ("json", "trace"):
+        if args[flag] is not None and not args[flag].parent.is_dir():
+            raise ValueError(f"--{flag} {args[flag]}: its folder does not exist; create it first")
+
     from dflash_ray.evaluate import EvaluateSettings, evaluate
 
     out, args["thinking"] = args.pop("json"), THINKING[args["thinking"]]
     args["prompts"] = tuple(args["prompts"])
     bar = Progress("answering", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    with bar:
-        task = bar.add_task("", total=None)
-        result = evaluate(EvaluateSettings(**args), lambda done, total: bar.update(task, completed=done, total=total))
+    task = bar.add_task("", total=None)
+
+    def answered(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        result = evaluate(EvaluateSettings(**args), answered)
+    finally:
+        bar.stop()
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(result)
