@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
     try:
         result = evaluate(EvaluateSettings(**args), answered)
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping one that never started prints an empty line
+            bar.stop()
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(result)

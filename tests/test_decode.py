@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.decode.drafter import ServedDrafter
+from dflash_ray.decode.drafter import DraftState, ServedDrafter
 from dflash_ray.decode.plain import generate_batch, plain_greedy
 from dflash_ray.decode.speculative import speculative
 from dflash_ray.decode.state import TargetState
