@@ -69,6 +69,6 @@ def refuse_what_cannot_fit(spec: RunSpec, memory: RunMemory, gpu_bytes: float | 
                 )
     if shm_bytes is not None and memory.message.bytes > SHM_SHARE * shm_bytes:
         raise ValueError(
-            f"batching.token_budget: one batch's features are {memory.message.arithmetic} = {memory.message.bytes / GIB:.2f} GiB, more than "
+            f"batching.token_budget: one batch's features are {memory.message.arithmetic} = {memory.message.bytes / GIB:.2f} GiB, over "
             f"{SHM_SHARE:g} of {shm_bytes / GIB:.2f} GiB shared memory; lower the budget or enlarge /dev/shm"
         )

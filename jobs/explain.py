@@ -36,7 +36,7 @@ def explain(config: Config) -> dict[str, Any]:
         f"{list(shape.target_layer_ids)}, runs {_layers_run(spec)} layers on {device}; {config.targets} of them\n"
         f"drafter: {shape.num_layers} layers, block {shape.block_size}, {shape.parameters / 1e9:.3f} B trainable parameters "
         f"({shape.parameters:,})\n"
-        f"batching: {spec.strategy} ({spec.strategy_reason}), at most {sizes['most_tokens']:,} tokens and {sizes['most_anchors']:,} anchors "
+        f"batching: {spec.strategy} ({spec.strategy_reason}), at most {sizes['most_tokens']:,} tokens, {sizes['most_anchors']:,} anchors "
         f"per batch\n"
         f"data: {sizes['samples']:,} samples x {config.train.epochs} epochs = {sizes['tokens']:,} tokens, {sizes['batches']:,} batches"
         f"{'' if sizes['exact'] else ' (estimated from data.samples and data.tokens)'}, {sizes['steps']:,} steps of "

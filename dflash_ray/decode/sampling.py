@@ -1,8 +1,8 @@
 """Choosing tokens from logits: greedy, or sampling whose randomness belongs to the prompt and not to the batch it happens to run in.
 
 Every prompt has its own stream of uniform numbers, seeded by (seed, prompt number), so the answer to a prompt is the same whatever runs
-beside it. Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws the
-first refused one from max(p - q, 0): what comes out is distributed as the target alone would have it.
+beside it. Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws
+the first refused one from max(p - q, 0): what comes out is distributed as the target alone would have it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def sample(distribution: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ids, last)
 
 
-def accept(
-    proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stream: Stream
-) -> tuple[int, int]:
+def accept(proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stream: Stream) -> tuple[int, int]:
     """(accepted, next token) for one block: proposals drawn from `draft` [K-1, V], judged by `target` [K, V], both float64.
 
     The next token is drawn from the target's distribution after the accepted ones, corrected for the refused proposal if there is one.

@@ -40,9 +40,7 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, *, rows: Rows) -> torch.Te
     return out[0] if isinstance(out, tuple) else out
 
 
-def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
-) -> torch.Tensor:
+def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
     return _delta(q, k, v, g, beta, rows)[0]
 
 
