@@ -275,6 +275,12 @@ def check_features(batch: Batch, features: Tensor, shape: DraftShape, zero_token
             raise FeatureError(f"{where} of {empty.sum()} tokens are all zero")
 
 
+def serving_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `state_dict` that validation and export use, by parameter name: averaged ones where there are any."""
+    prefix = "averaged." if any(name.startswith("averaged.") for name in state) else "model."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
 def warm_start(folder: Path, shape: DraftShape) -> dict[str, Tensor]:
     """Float32 weights of an exported drafter, ours or a published one. Block size and windows may differ from it, nothing else."""
     there = read_shape(folder)
