@@ -12,7 +12,7 @@ import torch
 
 from dflash_ray.batch import Batch
 from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
-from dflash_ray.draft.trainer import FeatureError
+from dflash_ray.draft.trainer import FeatureError, Staged
 from dflash_ray.payload import Packed, unpack
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
@@ -24,7 +24,7 @@ class DrafterActor:
         self.spec = spec
         set_threads(spec.config.cpu.threads_per_actor)
         self.trainer = make_trainer(spec, total_steps)
-        self._staged: dict[int, tuple[Batch, torch.Tensor, tuple | None]] = {}
+        self._staged: dict[int, Staged] = {}
         self._sums: Counter[str] = Counter()
         self._snapshot: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
 
@@ -44,13 +44,11 @@ class DrafterActor:
         tensors = {name: unpack(packed) for name, packed in payload.items()}
         teacher = None
         if "teacher_rows" in tensors:
-            teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"].to(self.spec.device))
-        features = tensors["features"].to(self.spec.device)
+            teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"])
         try:
-            self.trainer.check(batch, features)
+            self._staged[position] = self.trainer.stage(batch, tensors["features"], teacher)
         except FeatureError as error:
             return str(error)
-        self._staged[position] = (batch, features, teacher)
         return None
 
     @ray.method(concurrency_group="train")
@@ -58,8 +56,7 @@ class DrafterActor:
         """One micro-step on the staged `position`. Returns its seconds."""
         set_threads(self.spec.config.cpu.threads_per_actor)
         began = time.perf_counter()
-        batch, features, teacher = self._staged.pop(position)
-        self._sums.update(self.trainer.micro_step(batch, features, teacher))
+        self._sums.update(self.trainer.train_staged(self._staged.pop(position)))
         return time.perf_counter() - began
 
     @ray.method(concurrency_group="train")
@@ -74,8 +71,7 @@ class DrafterActor:
     def evaluate(self, position: int) -> dict[str, float]:
         """Validation sums of the staged `position`; changes nothing."""
         set_threads(self.spec.config.cpu.threads_per_actor)
-        batch, features, teacher = self._staged.pop(position)
-        return self.trainer.evaluate(batch, features, teacher)
+        return self.trainer.evaluate_staged(self._staged.pop(position))
 
     @ray.method(concurrency_group="train")
     def combine(self, sums: list[dict[str, float]]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.model import DraftModel
-from dflash_ray.draft.ops import HeadViews, ops_for, product
+from dflash_ray.draft.ops import HeadViews, Ops, ops_for, product
 from dflash_ray.draft.shape import DraftShape
 
 
@@ -79,7 +79,7 @@ class _KeptLayer:
     mixed: Tensor  # [A*K, N, D]
     log: Any
     middle: Tensor  # [A*K or R, H] after attention
-    both: Tensor  # [A*K or R, 2I] gate beside up
+    both: Tensor | None  # [A*K or R, 2I] gate beside up
 
 
 @dataclass
@@ -100,11 +100,11 @@ class Kept:
 
 
 class FusedPass:
-    """Forward and backward of `model`, which keeps the master weights. `refresh` after they changed other than by `copies`."""
+    """Forward and backward of `model`, which keeps the master weights. `refresh` after they changed other than through `copies`."""
 
-    def __init__(self, model: DraftModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: DraftModel, dtype: torch.dtype, ops: Ops | None = None) -> None:
         self.model, self.shape, self.dtype = model, model.shape, dtype
-        self.ops = ops_for(model.norm.weight.device)
+        self.ops = ops or ops_for(model.norm.weight.device)
         self.parameters = list(model.parameters())
         self._fc = Joined([model.fc.weight], dtype)
         self._layers = []
@@ -191,18 +191,19 @@ class FusedPass:
             sums.add(gain, gain_grad)
             sums.add_product(up_group, both, normed)
             del both, normed
-            here.both = None if not again else here.both
+            if not again:
+                here.both = None  # half of what a layer keeps
             grad, flat = after, here.mixed.flatten(1)
             last = index == shape.num_layers - 1
             sums.add_product(o_group, grad, flat[kept.rows] if last else flat)
             mixed_grad = grad @ o_group.copy
             if last:
-                grad, mixed_grad = (torch.zeros(len(flat), part.shape[1], dtype=part.dtype, device=part.device).index_copy_(0, kept.rows, part) for part in (grad, mixed_grad))  # fmt: skip
+                grad, mixed_grad = (part.new_zeros(len(flat), part.shape[1]).index_copy_(0, kept.rows, part) for part in (grad, mixed_grad))
             qkv_grad, kv_grad = self._attention_backward(kept, here, index, mixed_grad, sums)
             del mixed_grad
             if index == 0:
                 by_slot = qkv_grad.unflatten(0, (-1, shape.block_size))
-                masked = by_slot[:, 1:].sum((0, 1), keepdim=False, dtype=context_grad.dtype).to(self.dtype)
+                masked = by_slot[:, 1:].sum((0, 1), dtype=context_grad.dtype).to(self.dtype)
                 qkv_grad, residual, stream = torch.cat([by_slot[:, 0], masked[None]]), None, kept.first
             else:
                 residual, stream = grad, here.stream

@@ -36,8 +36,11 @@ class Ops(NamedTuple):
 
 def ops_for(device: torch.device | str) -> Ops:
     """The fastest functions a device has."""
-    if torch.device(device).type != "cuda":
-        return PLAIN
+    return kernel_ops() if torch.device(device).type == "cuda" else PLAIN
+
+
+def kernel_ops() -> Ops:
+    """The Triton functions."""
     from dflash_ray.draft.kernels import attention, rows
 
     return Ops(
@@ -104,9 +107,7 @@ def swiglu_backward(both: Tensor, grad: Tensor) -> None:
     grad.copy_(out.detach())
 
 
-def turn_heads(
-    x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float
-) -> Tensor:
+def turn_heads(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
     """x [n, C] with `queries` heads and then `keys` heads of size D in front -> [n, (queries + keys) * D], normalised and rotated.
 
     Weights [D], cos and sin [n, D/2]."""

@@ -68,7 +68,11 @@ class Optimizer:
         for parameter, gradient in zip(self._names, gradients, strict=True):
             state = self._adamw.state[parameter]
             if not state:
-                state |= {"step": torch.zeros((), device=norm.device), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                state |= {
+                    "step": torch.zeros((), device=norm.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
             adamw(
                 parameter.detach(), gradient, state["exp_avg"], state["exp_avg_sq"], self._copies.get(parameter), norm,
                 scale=scale, clip=self.config.clip, lr=self.config.lr * factor, decay=decays[parameter],

@@ -8,12 +8,16 @@ What it promises:
   neither divisor nor their ratio is known before the step's last batch;
 - a step without a label or with a non-finite gradient changes no weight, is reported, and still counts as a step;
 - received features are never written to.
+
+On a GPU the passes are `fused`, and what a batch needs there is made by `stage`, on a stream of its own, while another batch trains. A
+micro-step waits for the device once, for its sums, when its backward pass is queued; so the next batch's work is queued behind it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from torch import Tensor
 from dflash_ray.batch import Batch
 from dflash_ray.config import Config
 from dflash_ray.draft.export import read_shape, read_tensors
+from dflash_ray.draft.fused import FusedPass, GradientSums, fused_covers
 from dflash_ray.draft.labels import Labels, decay_gamma
 from dflash_ray.draft.loss import block_losses, empty_sums, step_metrics
 from dflash_ray.draft.mask import Blocks
@@ -44,11 +49,44 @@ class Diverged(RuntimeError):
     """Too many non-finite steps in a row."""
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A batch on the device, checked; `train_staged` or `evaluate_staged` uses it once."""
+
+    batch: Batch
+    features: Tensor  # [T, L*H]
+    labels: Labels
+    blocks: Blocks
+    teacher: Tensor | None  # [R, H]
+    ready: torch.cuda.Event | None  # when all of it is on the device
+
+    def use(self) -> None:
+        """Makes the current stream wait for it, and keeps its memory until that stream is done with it."""
+        if self.ready is None:
+            return
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.ready)
+        for part in (self.features, self.teacher, *vars(self.labels).values(), *vars(self.blocks).values()):
+            if isinstance(part, Tensor):
+                part.record_stream(stream)
+
+
 class DraftTrainer:
-    """`embed` and `head` [V, H] are the target's frozen tables (one tensor where tied); `total_steps` fixes the schedule."""
+    """`embed` and `head` [V, H] are the target's frozen tables (one tensor where tied); `total_steps` fixes the schedule.
+
+    `fused` None lets the device decide how passes run; the numbers are those of the other way up to rounding.
+    """
 
     def __init__(
-        self, config: Config, shape: DraftShape, embed: Tensor, head: Tensor, device: torch.device | str, total_steps: int
+        self,
+        config: Config,
+        shape: DraftShape,
+        embed: Tensor,
+        head: Tensor,
+        device: torch.device | str,
+        total_steps: int,
+        *,
+        fused: bool | None = None,
     ) -> None:
         self.config, self.shape, self.total_steps = config, shape, total_steps
         self.device = torch.device(device)
@@ -67,7 +105,10 @@ class DraftTrainer:
         if config.train.ema is not None:
             self.averaged = DraftModel(shape).to(self.device).requires_grad_(False)
             self.averaged.load_state_dict(self.model.state_dict())
-        self.optimizer = Optimizer(self.model.named_parameters(), config.optimizer)
+        fused = fused_covers(shape, self.dtype, self.device) if fused is None else fused
+        self.fused = FusedPass(self.model, self.dtype) if fused else None
+        self.optimizer = Optimizer(self.model.named_parameters(), config.optimizer, self.fused.copies if self.fused else None)
+        self._staging = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.step = 0  # the optimizer step that is being accumulated
         self.updates = 0  # steps that changed weights
         self.skipped = {"no_label": 0, "non_finite": 0}
@@ -76,36 +117,62 @@ class DraftTrainer:
 
     def _clear(self) -> None:
         self._gradients: dict[str, list[Tensor | None]] = {}
+        self._fused_sums: dict[str, GradientSums] = {}
         self._divisors = {"weight": 0.0, "anchors": 0.0}
 
-    def check(self, batch: Batch, features: Tensor) -> None:
-        """FeatureError unless `features` can be those of `batch`; see `check_features`."""
-        check_features(batch, features, self.shape, self._zero_tokens)
+    def stage(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> Staged:
+        """Copies a batch to the device and checks it there; may run in another thread than training. FeatureError if it is not what the
+        batch asks for. Waits for this batch's copy alone."""
+        with torch.cuda.stream(self._staging) if self._staging is not None else nullcontext():
+            features = features.to(self.device, non_blocking=True)
+            check_features(batch, features, self.shape, self._zero_tokens)
+            labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+            blocks = Blocks.of(batch, self.shape.block_size, self.device)
+            rows = self._teacher_rows(teacher, labels) if labels.count else None
+            ready = None
+            if self._staging is not None:
+                ready = torch.cuda.Event()
+                ready.record()
+        return Staged(batch, features, labels, blocks, rows, ready)
 
     def micro_step(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Adds the gradients of one batch; features [T, L*H]. Returns sums that add up over batches, for `step_metrics`."""
-        self.check(batch, features)
-        labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+        return self.train_staged(self.stage(batch, features, teacher))
+
+    def train_staged(self, staged: Staged) -> dict[str, float]:
+        """`micro_step` on a batch that is on the device already."""
+        labels = staged.labels
         if not labels.count:
             return empty_sums(labels)
-        features = features.to(self.device, non_blocking=True)
+        staged.use()
         std = noise_std(self.config.noise, self.step, self.total_steps)
-        features = add_noise(features, batch, std, self.config.run.seed, len(self.shape.target_layer_ids)).to(self.dtype)
-        blocks = Blocks.of(batch, self.shape.block_size, self.device)
-        rows = self.model(features, blocks, self.embed, labels.rows)
-        losses = block_losses(
-            rows.detach(), self.head, labels, self.config.loss, self.config.train.head_chunk, self._teacher_rows(teacher, labels)
-        )
+        features = add_noise(staged.features, staged.batch, std, self.config.run.seed, len(self.shape.target_layer_ids)).to(self.dtype)
+        if self.fused is None:
+            rows, kept = self.model(features, staged.blocks, self.embed, labels.rows), None
+        else:
+            rows, kept = self.fused.forward(features, staged.blocks, self.embed, labels.rows)
+        losses = block_losses(rows.detach(), self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher)
         for divisor in self._divisors:
             self._divisors[divisor] += labels.counts[divisor]
         kinds = list(losses.gradients)
-        parameters = list(self.model.parameters())
         for kind in kinds:
-            for parameter, gradient in zip(parameters, self._gradients.get(kind, [None] * len(parameters)), strict=True):
-                parameter.grad = gradient
-            rows.backward(losses.gradients[kind], retain_graph=kind != kinds[-1])
-            self._gradients[kind] = [parameter.grad for parameter in parameters]
+            last, gradient = kind == kinds[-1], losses.gradients.pop(kind)
+            if kept is None:
+                self._backward(rows, kind, gradient, last)
+            else:
+                if kind not in self._fused_sums:
+                    self._fused_sums[kind] = self.fused.gradient_sums()
+                    self._gradients[kind] = self._fused_sums[kind].tensors
+                self.fused.backward(kept, gradient, self._fused_sums[kind], again=not last)
         return losses.sums
+
+    def _backward(self, rows: Tensor, kind: str, gradient: Tensor, last: bool) -> None:
+        """Autograd from the output rows into the sums of one kind."""
+        parameters = list(self.model.parameters())
+        for parameter, so_far in zip(parameters, self._gradients.get(kind, [None] * len(parameters)), strict=True):
+            parameter.grad = so_far
+        rows.backward(gradient, retain_graph=not last)
+        self._gradients[kind] = [parameter.grad for parameter in parameters]
 
     def optimizer_step(self, step: int) -> dict[str, Any]:
         """Ends step number `step` (0, 1, ...): `lr`, `noise_std`, `grad_norm` before clipping, `skipped` None, no_label or non_finite."""
@@ -120,9 +187,8 @@ class DraftTrainer:
         if self._divisors["anchors"] == 0:
             report["skipped"] = "no_label"
         else:
-            report["grad_norm"] = norm = self._divide_and_clip()
+            report["grad_norm"] = norm = self._update(factor)
             if math.isfinite(norm):
-                self.optimizer.step(factor)
                 self._average()
                 self.updates += 1
             else:
@@ -133,18 +199,25 @@ class DraftTrainer:
         self.step += 1
         return report
 
-    def _divide_and_clip(self) -> float:
-        """Leaves the step's gradient, divided and clipped, in `grad`; returns its norm before clipping."""
+    def _update(self, factor: float) -> float:
+        """Divides, clips and moves the weights unless the norm, which it returns, is not finite."""
         (first, gradients), *others = self._gradients.items()
         scale = 1 / self._divisors[first]
         for kind, more in others:
             torch._foreach_mul_(gradients, scale)
             torch._foreach_add_(gradients, more, alpha=1 / self._divisors[kind])
             scale = 1.0
-        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
-        torch._foreach_mul_(gradients, scale * min(1.0, self.config.optimizer.clip / (norm + 1e-12)))
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.optimizer.one_pass:
+            norm = norm * scale
+            self.optimizer.step_in_one_pass(gradients, scale, norm, factor, self.updates + 1)
+            return float(norm)
+        norm = float(norm) * scale
+        if math.isfinite(norm):
+            torch._foreach_mul_(gradients, scale * min(1.0, self.config.optimizer.clip / (norm + 1e-12)))
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            self.optimizer.step(factor)
         return norm
 
     def _average(self) -> None:
@@ -163,17 +236,19 @@ class DraftTrainer:
                 "lower optimizer.lr, or look at the features of these batches"
             )
 
-    @torch.no_grad()
     def evaluate(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Sums of a batch without noise and without gradients, from the averaged weights where `train.ema` is set."""
-        self.check(batch, features)
-        labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+        return self.evaluate_staged(self.stage(batch, features, teacher))
+
+    @torch.no_grad()
+    def evaluate_staged(self, staged: Staged) -> dict[str, float]:
+        """`evaluate` on a batch that is on the device already."""
+        labels = staged.labels
         if not labels.count:
             return empty_sums(labels)
-        blocks = Blocks.of(batch, self.shape.block_size, self.device)
-        rows = self.serving_model(features.to(self.device, self.dtype), blocks, self.embed, labels.rows)
-        teacher_rows = self._teacher_rows(teacher, labels)
-        return block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, teacher_rows, gradients=False).sums
+        staged.use()
+        rows = self.serving_model(staged.features.to(self.dtype), staged.blocks, self.embed, labels.rows)
+        return block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher, gradients=False).sums
 
     @property
     def serving_model(self) -> DraftModel:
@@ -237,6 +312,8 @@ class DraftTrainer:
         if self.averaged is not None:
             self.averaged.load_state_dict(parts["averaged"])
         self.optimizer.load(parts["optimizer"])
+        if self.fused is not None:
+            self.fused.refresh()
         self.step, self.updates = meta["step"], meta["updates"]
         self.skipped, self._non_finite_in_a_row = dict(meta["skipped"]), meta["non_finite_in_a_row"]
         self.model.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ def _adamw(
 ):  # fmt: skip
     norm = tl.load(norm_ptr)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = (at < size) & (norm < float("inf"))  # false for NaN too
+    mask = at < tl.where(norm < float("inf"), size, 0)  # nothing, also where it is NaN
     scale = scale * tl.minimum(1.0, clip / (norm + 1e-12))
     grad = tl.load(grad_ptr + at, mask=mask, other=0.0) * scale
     value = tl.load(value_ptr + at, mask=mask, other=0.0)
@@ -51,5 +51,3 @@ def adamw(
         value, grad, mean, square, value if copy is None else copy, norm, size,
         scale, clip, lr, decay, *betas, eps, *corrections, copy is not None, _BLOCK, num_warps=8,
     )  # fmt: skip
-
-

@@ -155,7 +155,9 @@ def _forward(
     top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, until, end, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
     total = tl.where(exists, total, 1.0)
     out = out / total[:, None]
-    tl.store(out_ptr + slot_row[:, None] * out_stride + column[:, None] + at[None, :], out.to(out_ptr.dtype.element_ty), mask=exists[:, None])
+    tl.store(
+        out_ptr + slot_row[:, None] * out_stride + column[:, None] + at[None, :], out.to(out_ptr.dtype.element_ty), mask=exists[:, None]
+    )
     tl.store(log_ptr + (head * anchors * K + slot_row) * G + member, top + tl.log2(total), mask=exists)
 
 

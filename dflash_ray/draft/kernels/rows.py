@@ -40,7 +40,7 @@ def _norm_backward(
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     partial = tl.zeros([BLOCK], tl.float32)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        place = row.to(tl.int64) * size + at
+        place = tl.cast(row, tl.int64) * size + at
         x = tl.load(x_ptr + place, mask=inside, other=0.0)
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
         wide = x.to(tl.float32)
@@ -126,7 +126,7 @@ def _turn_heads_backward(
     partial_a = tl.zeros([HEADS, HALF], tl.float32)
     partial_b = tl.zeros([HEADS, HALF], tl.float32)
     for number in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = number.to(tl.int64)
+        row = tl.cast(number, tl.int64)
         cos, sin = tl.load(cos_ptr + row * HALF + at), tl.load(sin_ptr + row * HALF + at)
         place = x_ptr + row * x_stride + head * (2 * HALF) + at
         a = tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -199,9 +199,7 @@ def swiglu_backward(both: Tensor, grad: Tensor) -> None:
     _swiglu_backward[(rows, triton.cdiv(size, block))](both, grad, size, block, num_warps=4)
 
 
-def turn_heads(
-    x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float
-) -> Tensor:
+def turn_heads(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
     half = cos.shape[1]
     out = x.new_empty(len(x), (queries + keys) * 2 * half)
     grid = (len(x), triton.cdiv(queries, HEADS) + triton.cdiv(keys, HEADS))

@@ -65,8 +65,8 @@ def softmax_rows(logits: Tensor, labels: Tensor, gradient: bool) -> tuple[Tensor
 def triton_head(
     rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, kl_scale: float, tv_scale: float, chunk: int, gradients: bool
 ) -> HeadPass:
-    """Twin of `plain_head`, which it calls where teacher rows are compared: a distribution needs more than its label's entry."""
-    if teacher is not None:
+    """Twin of `plain_head`, which it calls for float64 and where teacher rows are compared: a distribution is more than its label's entry."""
+    if teacher is not None or rows.dtype == torch.float64:
         return plain_head(rows, head, tokens, teacher, kl_scale, tv_scale, chunk, gradients)
     count = triton.cdiv(len(rows), chunk)
     even = min(chunk, triton.cdiv(triton.cdiv(len(rows), count), _TILE) * _TILE)
@@ -85,4 +85,3 @@ def triton_head(
     if hard is not None:
         hard.div_(total[:, None])
     return HeadPass(log_q, guess, hard, None, None, None)
-

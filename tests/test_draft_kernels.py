@@ -1,0 +1,55 @@
+"""Triton kernels say what their plain twins say: run by Triton's interpreter here, compiled on a GPU machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+def worst(errors: dict[str, dict[str, float]], limit: float) -> list[str]:
+    return [f"{group}, {name}: {value:.1e}" for group, found in errors.items() for name, value in found.items() if not value < limit]
+
+
+def test_interpreted_kernels_equal_their_twins():
+    """In a process of its own: whether kernels are interpreted is decided when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.draft_kernels"]
+    root = Path(__file__).resolve().parents[1]
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-2000:]
+    errors = json.loads(run.stdout)
+    assert errors["adamw"].pop("copy") < 4e-3  # bf16
+    assert worst(errors, 2e-6) == []
+
+
+@pytest.mark.gpu
+def test_compiled_kernels_equal_their_twins_in_bf16():
+    from tests.draft_kernels import all_errors
+
+    assert worst(all_errors("cuda", torch.bfloat16), 1e-2) == []
+
+
+@pytest.mark.gpu
+def test_the_real_block_shape_and_vocabulary():
+    """32 query and 8 key heads of 128, block 16, windows, documents longer than many tiles; V = 248,320."""
+    from tests.draft_kernels import attention_errors, head_errors
+
+    lengths, anchors = (700, 1500, 40, 3000), (*range(5, 690, 90), *range(701, 2190, 31), 2210, *range(2300, 5230, 29))
+    errors = {f"window {window}": attention_errors("cuda", torch.bfloat16, (16, 8, 4, 128, window, lengths, anchors)) for window in (None, 1024)}  # fmt: skip
+    errors["head"] = head_errors("cuda", torch.bfloat16, 248_320, 200, 128)
+    assert worst(errors, 1e-2) == []
+
+
+@pytest.mark.gpu
+def test_equal_inputs_give_equal_bits():
+    """No kernel adds in an order that depends on timing."""
+    from tests.draft_kernels import ATTENTION, attention_errors
+
+    case = ATTENTION["longer than a tile"]
+    assert attention_errors("cuda", torch.bfloat16, case) == attention_errors("cuda", torch.bfloat16, case)
