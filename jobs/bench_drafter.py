@@ -131,6 +131,7 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
     device, shape = trainer.device, trainer.shape
     on_host = features_of(one, trainer)
     staged = trainer.stage(one, on_host)
+    step(trainer, staged)  # makes the optimizer's state
     flops = counted_flops(shape, one, staged.labels.count)
     peak = bench.peak_bytes(device, lambda: step(trainer, staged))
     facts = {"anchors": len(one.anchors), "labels": staged.labels.count, "documents": one.documents}
@@ -138,7 +139,9 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
         facts["beyond_gib"] = (peak - held_bytes(trainer)) / 2**30
     record.add(bench.Row(f"{name}: forward+backward", bench.time_calls(lambda: trainer.train_staged(staged), device, repeats=repeats), one.tokens, flops, peak, facts))  # fmt: skip
     trainer.optimizer_step(trainer.step)
-    record.add(bench.Row(f"{name}: step", bench.time_calls(lambda: step(trainer, staged), device, repeats=repeats), one.tokens, flops, peak))
+    record.add(
+        bench.Row(f"{name}: step", bench.time_calls(lambda: step(trainer, staged), device, repeats=repeats), one.tokens, flops, peak)
+    )
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(trainer.stage, one, on_host)]
 

@@ -25,31 +25,32 @@ def test_interpreted_kernels_equal_their_twins():
     assert run.returncode == 0, run.stderr[-2000:]
     errors = json.loads(run.stdout)
     assert errors["adamw"].pop("copy") < 4e-3  # bf16
-    assert worst(errors, 2e-6) == []
+    assert worst(errors, 1e-5) == []
 
 
 @pytest.mark.gpu
 def test_compiled_kernels_equal_their_twins_in_bf16():
+    """A few cases, because each is compiled for itself."""
     from tests.draft_kernels import all_errors
 
-    assert worst(all_errors("cuda", torch.bfloat16), 1e-2) == []
+    cases = ("documents, sliding", "longer than a tile, full", "blocks larger than a tile")
+    assert worst(all_errors("cuda", torch.bfloat16, cases), 1e-2) == []
 
 
 @pytest.mark.gpu
-def test_the_real_block_shape_and_vocabulary():
-    """32 query and 8 key heads of 128, block 16, windows, documents longer than many tiles; V = 248,320."""
-    from tests.draft_kernels import attention_errors, head_errors
+@pytest.mark.parametrize("window", [None, 1024])
+def test_attention_at_the_real_block_shape(window):
+    """32 query and 8 key heads of 128, block 16, documents of many tiles; twice the same bits, since no sum depends on timing."""
+    from tests.draft_kernels import attention_errors
 
     lengths, anchors = (700, 1500, 40, 3000), (*range(5, 690, 90), *range(701, 2190, 31), 2210, *range(2300, 5230, 29))
-    errors = {f"window {window}": attention_errors("cuda", torch.bfloat16, (16, 8, 4, 128, window, lengths, anchors)) for window in (None, 1024)}  # fmt: skip
-    errors["head"] = head_errors("cuda", torch.bfloat16, 248_320, 200, 128)
-    assert worst(errors, 1e-2) == []
+    first, second = (attention_errors("cuda", torch.bfloat16, (16, 8, 4, 128, window, lengths, anchors)) for _ in range(2))
+    assert worst({"attention": first}, 1e-2) == []
+    assert first == second
 
 
 @pytest.mark.gpu
-def test_equal_inputs_give_equal_bits():
-    """No kernel adds in an order that depends on timing."""
-    from tests.draft_kernels import ATTENTION, attention_errors
+def test_the_head_at_the_real_vocabulary():
+    from tests.draft_kernels import head_errors
 
-    case = ATTENTION["longer than a tile"]
-    assert attention_errors("cuda", torch.bfloat16, case) == attention_errors("cuda", torch.bfloat16, case)
+    assert worst({"head": head_errors("cuda", torch.bfloat16, 248_320, 200, 128)}, 1e-2) == []

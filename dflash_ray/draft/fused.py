@@ -198,7 +198,10 @@ class FusedPass:
             sums.add_product(o_group, grad, flat[kept.rows] if last else flat)
             mixed_grad = grad @ o_group.copy
             if last:
-                grad, mixed_grad = (part.new_zeros(len(flat), part.shape[1]).index_copy_(0, kept.rows, part) for part in (grad, mixed_grad))
+                # where each slot's row stands; slots without a label read a row of zeros
+                place = torch.full((len(flat),), len(grad), device=flat.device)
+                place[kept.rows] = torch.arange(len(grad), device=flat.device)
+                grad, mixed_grad = (F.pad(part, (0, 0, 0, 1))[place] for part in (grad, mixed_grad))
             qkv_grad, kv_grad = self._attention_backward(kept, here, index, mixed_grad, sums)
             del mixed_grad
             if index == 0:

@@ -18,6 +18,7 @@ MUON_MOMENTUM = 0.95
 _EPS = 1e-8  # of AdamW, torch's default
 # quintic iteration that drives singular values to about 1 in five rounds (Keller Jordan, Muon, 2024)
 _QUINTIC, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
+_TOGETHER = 2**28  # values of matrices orthogonalised at one time: about 4 GiB of copies on a GPU
 
 
 class Optimizer:
@@ -106,7 +107,8 @@ class Optimizer:
 class Muon:
     """Momentum, orthogonalised: the update of a matrix is its momentum with all singular values set to about 1.
 
-    Rates follow Keller Jordan's convention, scaled by sqrt(max(1, rows / columns)). Matrices of one shape are orthogonalised together.
+    Rates follow Keller Jordan's convention, scaled by sqrt(max(1, rows / columns)). Matrices of one shape are orthogonalised together, as many
+    as memory allows.
     """
 
     def __init__(self, matrices: list[nn.Parameter], weight_decay: float):
@@ -118,15 +120,19 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        for shape, matrices in self._by_shape.items():
-            updates = orthogonalise(torch.stack([self._nesterov(matrix) for matrix in matrices]))
-            for matrix, update in zip(matrices, updates, strict=True):
-                matrix.mul_(1 - lr * self.weight_decay)
-                matrix.add_(update, alpha=-lr * max(1.0, shape[0] / shape[1]) ** 0.5)
+        for shape, alike in self._by_shape.items():
+            together = max(1, _TOGETHER // shape.numel())
+            for first in range(0, len(alike), together):
+                matrices = alike[first : first + together]
+                updates = orthogonalise(torch.stack([self._nesterov(matrix) for matrix in matrices]))
+                for matrix, update in zip(matrices, updates, strict=True):
+                    matrix.mul_(1 - lr * self.weight_decay)
+                    matrix.add_(update, alpha=-lr * max(1.0, shape[0] / shape[1]) ** 0.5)
 
     def _nesterov(self, matrix: nn.Parameter) -> Tensor:
-        momentum = self.momenta.setdefault(matrix, torch.zeros_like(matrix))
-        momentum.lerp_(matrix.grad, 1 - MUON_MOMENTUM)
+        if matrix not in self.momenta:
+            self.momenta[matrix] = torch.zeros_like(matrix)
+        momentum = self.momenta[matrix].lerp_(matrix.grad, 1 - MUON_MOMENTUM)
         return matrix.grad.lerp(momentum, MUON_MOMENTUM)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dflash_ray.batch import Batch
 from dflash_ray.config import Config
+from dflash_ray.draft.arrival import FeatureError, PinnedCopy, Staged, check_features
 from dflash_ray.draft.export import read_shape, read_tensors
 from dflash_ray.draft.fused import FusedPass, GradientSums, fused_covers
 from dflash_ray.draft.labels import Labels, decay_gamma
@@ -41,34 +42,8 @@ from dflash_ray.draft.shape import DraftShape
 Teacher = tuple[np.ndarray, Tensor]  # positions int [P] in the batch, ascending, and final-normed hidden rows [P, H] there
 
 
-class FeatureError(ValueError):
-    """What a target sent is not what the batch and the shape ask for."""
-
-
 class Diverged(RuntimeError):
     """Too many non-finite steps in a row."""
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A batch on the device, checked; `train_staged` or `evaluate_staged` uses it once."""
-
-    batch: Batch
-    features: Tensor  # [T, L*H]
-    labels: Labels
-    blocks: Blocks
-    teacher: Tensor | None  # [R, H]
-    ready: torch.cuda.Event | None  # when all of it is on the device
-
-    def use(self) -> None:
-        """Makes the current stream wait for it, and keeps its memory until that stream is done with it."""
-        if self.ready is None:
-            return
-        stream = torch.cuda.current_stream()
-        stream.wait_event(self.ready)
-        for part in (self.features, self.teacher, *vars(self.labels).values(), *vars(self.blocks).values()):
-            if isinstance(part, Tensor):
-                part.record_stream(stream)
 
 
 class DraftTrainer:
@@ -109,6 +84,7 @@ class DraftTrainer:
         self.fused = FusedPass(self.model, self.dtype) if fused else None
         self.optimizer = Optimizer(self.model.named_parameters(), config.optimizer, self.fused.copies if self.fused else None)
         self._staging = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._copy = PinnedCopy(self.device)
         self.step = 0  # the optimizer step that is being accumulated
         self.updates = 0  # steps that changed weights
         self.skipped = {"no_label": 0, "non_finite": 0}
@@ -124,7 +100,7 @@ class DraftTrainer:
         """Copies a batch to the device and checks it there; may run in another thread than training. FeatureError if it is not what the
         batch asks for. Waits for this batch's copy alone."""
         with torch.cuda.stream(self._staging) if self._staging is not None else nullcontext():
-            features = features.to(self.device, non_blocking=True)
+            features = self._copy(features)
             check_features(batch, features, self.shape, self._zero_tokens)
             labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
             blocks = Blocks.of(batch, self.shape.block_size, self.device)
@@ -325,31 +301,6 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
-
-
-def check_features(batch: Batch, features: Tensor, shape: DraftShape, zero_tokens: np.ndarray | None = None) -> None:
-    """FeatureError unless features are [T, L*H], bf16 or float32, finite, and no token's row is all zero.
-
-    A row of zeros is a state that was never computed. Only tokens whose embedding is zero (`zero_tokens`, ids) may really have one.
-    """
-    where = f"batch {batch.number}: features"
-    if features.dim() != 2 or features.shape[0] != batch.tokens or features.shape[1] != shape.features:
-        raise FeatureError(
-            f"{where} are {list(features.shape)}, expected {batch.tokens} tokens x "
-            f"{len(shape.target_layer_ids)} taps x {shape.hidden} = {[batch.tokens, shape.features]}"
-        )
-    if features.dtype not in (torch.bfloat16, torch.float32):
-        raise FeatureError(f"{where} are {features.dtype}; only bfloat16 and float32 are accepted")
-    if batch.tokens == 0:
-        return
-    size = torch.linalg.vector_norm(features, ord=1, dim=1, dtype=torch.float32)  # NaN and infinity survive it
-    smallest, total = torch.stack([size.min(), size.sum()]).tolist()  # one wait for the device
-    if not math.isfinite(total):
-        raise FeatureError(f"{where} hold NaN or infinity")
-    if smallest == 0:
-        empty = (size == 0).cpu().numpy() & ~np.isin(batch.input_ids, [] if zero_tokens is None else zero_tokens)
-        if empty.any():
-            raise FeatureError(f"{where} of {empty.sum()} tokens are all zero")
 
 
 def serving_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,9 +22,10 @@ from dflash_ray.draft.attention import plain_attention
 from dflash_ray.draft.mask import Blocks
 
 # keys per step of the walk over the context, warps, pipeline stages
-FORWARD, QUERY_GRADIENTS = (128, 8, 2), (64, 8, 2)
+FORWARD, QUERY_GRADIENTS = (64, 8, 3), (64, 8, 3)
 # keys per program and rows per step of the walk over anchors, warps, pipeline stages
-KEY_GRADIENTS = (128, 64, 8, 2)
+KEY_GRADIENTS = (128, 64, 8, 3)
+PROGRAMS = 1024  # under that many, two programs share the anchors of a tile of keys, else some multiprocessors run out of work early
 ROWS = 128  # rows of a tile; more where one block has more
 _LOG2_E = 1.4426950408889634
 
@@ -132,8 +133,8 @@ def _forward(
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
     AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late anchors see most context: longest work first
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # late anchors see most context: longest work first
     anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
     begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
     at = tl.arange(0, D)
@@ -189,8 +190,8 @@ def _backward_queries(
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
     AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
     anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
     begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
     at = tl.arange(0, D)
@@ -256,11 +257,12 @@ def _gather(
 @triton.jit
 def _backward_keys(
     q_ptr, k_context_ptr, v_context_ptr, log_ptr, delta_ptr, out_grad_ptr, k_grad_ptr, v_grad_ptr, anchor_ptr, start_ptr, span_ptr,
-    anchors, tokens, window, scale, natural, q_stride, k_stride, v_stride, out_grad_stride, k_grad_stride, v_grad_stride,
-    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr,
+    anchors, tokens, window, scale, natural, q_stride, k_stride, v_stride, out_grad_stride, k_grad_stride, v_grad_stride, part_stride,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)  # early keys are seen by most anchors: longest work first
-    head = tl.program_id(1)
+    head = tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    tile = tl.program_id(1)  # early keys are seen by most anchors: longest work first
     at = tl.arange(0, D)
     key = tile * KEYS + tl.arange(0, KEYS)
     mask = (key < tokens)[:, None]
@@ -271,6 +273,14 @@ def _backward_keys(
     clear = tl.load(span_ptr + tile * 4 + 1) * (K * G)
     until = tl.load(span_ptr + tile * 4 + 2) * (K * G)
     end = tl.load(span_ptr + tile * 4 + 3) * (K * G)
+    if PARTS > 1:
+        each = tl.cdiv(tl.cdiv(end - begin, PARTS), STEP) * STEP
+        begin = tl.minimum(begin + part * each, end)
+        end = tl.minimum(begin + each, end)
+        clear = tl.minimum(tl.maximum(clear, begin), end)
+        until = tl.minimum(tl.maximum(until, clear), end)
+        k_grad_ptr += part.to(tl.int64) * part_stride
+        v_grad_ptr += part.to(tl.int64) * part_stride
     q_ptr += head * G * D
     out_grad_ptr += head * G * D
     log_ptr += head.to(tl.int64) * anchors * (K * G)
@@ -304,7 +314,7 @@ def forward(
     at_once, tile, own = _tile(blocks.block_size, group)
     keys, warps, stages = FORWARD
     out, log = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(kv_heads, rows, group, dtype=torch.float32)
-    _forward[(triton.cdiv(anchors, at_once), kv_heads)](
+    _forward[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, blocks.anchors, blocks.starts, anchors, len(k_context), window or 0,
         width**-0.5 * _LOG2_E, *(part.stride(0) for part in (q, k, v, k_context, v_context, out)),
         blocks.block_size, group, width, window is not None, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
@@ -325,19 +335,28 @@ def backward(
     delta, natural = torch.empty_like(log), width**-0.5
     common = (blocks.block_size, group, width, window is not None)
     keys, warps, stages = QUERY_GRADIENTS
-    _backward_queries[(triton.cdiv(anchors, at_once), kv_heads)](
+    _backward_queries[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, out_grad, delta, q_grad, k_grad, v_grad, blocks.anchors, blocks.starts,
         anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
         *(part.stride(0) for part in (q, k, v, k_context, v_context, out, out_grad, q_grad, k_grad, v_grad)),
         *common, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     keys, step, warps, stages = KEY_GRADIENTS
-    _backward_keys[(triton.cdiv(len(k_context), keys), kv_heads)](
-        q, k_context, v_context, log, delta, out_grad, k_context_grad, v_context_grad, blocks.anchors, blocks.starts, spans.of_keys,
+    tiles = triton.cdiv(len(k_context), keys)
+    parts = 2 if tiles * kv_heads < PROGRAMS else 1
+    k_part, v_part = k_context_grad, v_context_grad
+    if parts > 1:
+        sums = q.new_empty(parts, 2, *k_context.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+        k_part, v_part = sums[0]
+    _backward_keys[(kv_heads * parts, tiles)](
+        q, k_context, v_context, log, delta, out_grad, k_part, v_part, blocks.anchors, blocks.starts, spans.of_keys,
         anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
-        *(part.stride(0) for part in (q, k_context, v_context, out_grad, k_context_grad, v_context_grad)),
-        *common, keys, step, num_warps=warps, num_stages=stages,
+        *(part.stride(0) for part in (q, k_context, v_context, out_grad, k_part, v_part)), 2 * k_context.numel(),
+        *common, keys, step, parts, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    if parts > 1:
+        for index, grad in enumerate((k_context_grad, v_context_grad)):
+            torch.add(sums[0, index], sums[1, index], out=grad)
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -37,23 +37,33 @@ def _norm_backward(
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     inside = at < size
-    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     partial = tl.zeros([BLOCK], tl.float32)
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        place = tl.cast(row, tl.int64) * size + at
-        x = tl.load(x_ptr + place, mask=inside, other=0.0)
-        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    step = tl.num_programs(0)
+    place = tl.program_id(0).to(tl.int64) * size + at
+    x = tl.load(x_ptr + place, mask=inside, other=0.0)
+    grad_out = tl.load(grad_ptr + place, mask=inside, other=0.0)
+    for row in range(tl.program_id(0), rows, step):
         wide = x.to(tl.float32)
+        grad = grad_out.to(tl.float32)
+        here = place
+        # the next row and the residual are on their way while this row is summed
+        place += step.to(tl.int64) * size
+        following = inside & (row + step < rows)
+        x = tl.load(x_ptr + place, mask=following, other=0.0)
+        grad_out = tl.load(grad_ptr + place, mask=following, other=0.0)
+        if RESIDUAL:
+            residual = tl.load(residual_ptr + here, mask=inside, other=0.0)
+        weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
         unit = wide * scale
         partial += grad * unit
         grad = grad * weight
         out = scale * (grad - unit * (tl.sum(grad * unit, 0) / size))
         if RESIDUAL:
-            out += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(grad_ptr + place, out.to(grad_ptr.dtype.element_ty), mask=inside)
+            out += residual.to(tl.float32)
+        tl.store(grad_ptr + here, out.to(grad_ptr.dtype.element_ty), mask=inside)
         if NORMED:
-            tl.store(normed_ptr + place, (unit * weight).to(x.dtype), mask=inside)
+            tl.store(normed_ptr + here, (unit * weight).to(x.dtype), mask=inside)
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * size + at, partial, mask=inside)
 
 
@@ -175,8 +185,9 @@ def norm_backward(
 ) -> tuple[Tensor | None, Tensor]:
     rows, size = x.shape
     normed = torch.empty_like(x) if again else None
-    block, warps = _block(size)
-    programs = _programs(rows, 4, x.device)
+    block = triton.next_power_of_2(size)
+    warps = min(16, max(1, block // 512))
+    programs = _programs(rows, 1, x.device)
     partial = torch.empty(programs, size, dtype=torch.float32, device=x.device)
     _norm_backward[(programs,)](
         x, weight, grad, grad if residual is None else residual, x if normed is None else normed, partial, rows, size, eps,
