@@ -15,8 +15,6 @@ from torch import Tensor
 from dflash_ray.draft.loss import HeadPass, plain_head
 from dflash_ray.draft.ops import product
 
-_TILE = 128  # rows of a matrix product's tile: chunks are cut to whole ones
-
 
 @triton.jit
 def _softmax_rows(logit_ptr, label_ptr, log_q_ptr, guess_ptr, total_ptr, size, stride, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
@@ -68,14 +66,12 @@ def triton_head(
     """Twin of `plain_head`, which it calls for float64 and where teacher rows are compared: a distribution is more than its label's entry."""
     if teacher is not None or rows.dtype == torch.float64:
         return plain_head(rows, head, tokens, teacher, kl_scale, tv_scale, chunk, gradients)
-    count = triton.cdiv(len(rows), chunk)
-    even = min(chunk, triton.cdiv(triton.cdiv(len(rows), count), _TILE) * _TILE)
-    buffer = rows.new_empty(min(even, len(rows)), len(head))
+    buffer = rows.new_empty(min(chunk, len(rows)), len(head))
     wide = torch.promote_types(rows.dtype, torch.float32)
     hard = torch.empty(rows.shape, dtype=wide, device=rows.device) if gradients else None
     parts = []
-    for low in range(0, len(rows), even):
-        part = slice(low, min(low + even, len(rows)))
+    for low in range(0, len(rows), chunk):
+        part = slice(low, min(low + chunk, len(rows)))
         logits = buffer[: part.stop - low]
         torch.mm(rows[part], head.T, out=logits)
         parts.append(softmax_rows(logits, tokens[part], gradients))
