@@ -21,12 +21,11 @@ from torch import Tensor
 from dflash_ray.draft.attention import plain_attention
 from dflash_ray.draft.mask import Blocks
 
-# keys per step of the walk over the context, warps, pipeline stages
-FORWARD, QUERY_GRADIENTS = (64, 8, 3), (64, 8, 3)
+# rows of a tile (more where one block has more), keys per step of its walk over the context, warps, pipeline stages
+FORWARD, QUERY_GRADIENTS = (128, 64, 8, 3), (128, 64, 8, 3)
 # keys per program and rows per step of the walk over anchors, warps, pipeline stages
 KEY_GRADIENTS = (128, 64, 8, 3)
 PROGRAMS = 1024  # under that many, two programs share the anchors of a tile of keys, else some multiprocessors run out of work early
-ROWS = 128  # rows of a tile; more where one block has more
 _LOG2_E = 1.4426950408889634
 
 
@@ -109,11 +108,11 @@ def _attend(q, top, total, out, k_ptr, v_ptr, k_stride, v_stride, begin, end, lo
             k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None], mask=(key < tokens)[None, :], other=0.0)
         else:
             k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None])
-        score = tl.dot(q, k) * scale
+        score = tl.dot(q, k)
         if MASKED:
             score = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), score, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
+        higher = tl.maximum(top, tl.max(score, 1) * scale)
+        weight = tl.exp2(score * scale - higher[:, None])  # one fused multiply-add
         shrink = tl.exp2(top - higher)
         total = total * shrink + tl.sum(weight, 1)
         out = out * shrink[:, None]
@@ -296,9 +295,9 @@ def _backward_keys(
     tl.store(place_v, v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
 
 
-def _tile(block: int, group: int) -> tuple[int, int, int]:
-    """Blocks of one tile, its rows and its own keys, the last two powers of two."""
-    rows = max(ROWS, triton.next_power_of_2(block * group))
+def _tile(rows: int, block: int, group: int) -> tuple[int, int, int]:
+    """Blocks of a tile of about `rows`, its rows and its own keys, the last two powers of two."""
+    rows = max(rows, triton.next_power_of_2(block * group))
     at_once = rows // (block * group)
     return at_once, rows, max(16, triton.next_power_of_2(at_once * block))
 
@@ -311,8 +310,8 @@ def forward(
     rows, heads, width = q.shape
     kv_heads, anchors = k.shape[1], len(blocks.anchors)
     group = heads // kv_heads
-    at_once, tile, own = _tile(blocks.block_size, group)
-    keys, warps, stages = FORWARD
+    tile, keys, warps, stages = FORWARD
+    at_once, tile, own = _tile(tile, blocks.block_size, group)
     out, log = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(kv_heads, rows, group, dtype=torch.float32)
     _forward[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, blocks.anchors, blocks.starts, anchors, len(k_context), window or 0,
@@ -330,11 +329,11 @@ def backward(
     rows, heads, width = q.shape
     kv_heads, anchors, window = k.shape[1], len(blocks.anchors), spans.window
     group = heads // kv_heads
-    at_once, tile, own = _tile(blocks.block_size, group)
     q_grad, k_grad, v_grad, k_context_grad, v_context_grad = grads
     delta, natural = torch.empty_like(log), width**-0.5
     common = (blocks.block_size, group, width, window is not None)
-    keys, warps, stages = QUERY_GRADIENTS
+    tile, keys, warps, stages = QUERY_GRADIENTS
+    at_once, tile, own = _tile(tile, blocks.block_size, group)
     _backward_queries[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, out_grad, delta, q_grad, k_grad, v_grad, blocks.anchors, blocks.starts,
         anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
