@@ -22,7 +22,8 @@ ATTENTION = {
     "every token an anchor": (5, 1, 4, 16, None, (33, 50), tuple(range(83))),
     "longer than a tile": (16, 1, 4, 32, 150, (300, 9, 290), (0, 1, 2, 130, 250, 299, 300, 308, 309, 500, 590, 598)),
     "longer than a tile, full": (16, 1, 4, 32, None, (300, 9, 290), (0, 1, 2, 130, 250, 299, 300, 308, 309, 500, 590, 598)),
-    "blocks larger than a tile": (40, 1, 4, 16, 30, (70, 20), (10, 40, 69, 75)),
+    "a block fills a tile": (32, 1, 4, 16, 30, (70, 20), (10, 40, 69, 75)),
+    "rows left over": (13, 2, 3, 16, 30, (70, 20), (10, 40, 44, 46, 69, 75, 76)),
     "first token only": (2, 1, 1, 16, 1, (20,), (0,)),
 }
 
@@ -94,7 +95,8 @@ def attention_errors(device, dtype, case) -> dict[str, float]:
     exact, _ = ops.attention(*exact_inputs, blocks, window)
     out_grad = draw(slots, group * keys, size)
     # poisoned: every element must be written
-    joined = [torch.full((count, width), float("nan"), dtype=dtype, device=device).unflatten(1, (-1, size)) for count, width in ((slots, (group + 2) * keys * size), (tokens, 2 * keys * size))]  # fmt: skip
+    counts = (slots, (group + 2) * keys), (tokens, 2 * keys)
+    joined = [torch.full((count, number, size), float("nan"), dtype=dtype, device=device) for count, number in counts]
     grads = joined[0][:, : group * keys], joined[0][:, group * keys : -keys], joined[0][:, -keys:], joined[1][:, :keys], joined[1][:, keys:]
     attention.backward(*inputs, blocks, attention.Spans.of(blocks, window), out, log, out_grad, grads)
     exact_grads = tuple(torch.empty_like(part) for part in exact_inputs)

@@ -6,6 +6,7 @@ import torch
 from dflash_ray.draft.fused import FusedPass, fused_covers
 from dflash_ray.draft.labels import Labels
 from dflash_ray.draft.mask import Blocks
+from dflash_ray.draft.memory import memory_estimate
 from dflash_ray.draft.shape import FULL, SLIDING
 from dflash_ray.draft.trainer import DraftTrainer
 from tests.draft_cases import VOCAB, features_for, random, small_batch, small_model, small_shape, small_trainer
@@ -84,12 +85,24 @@ def test_products_follow_the_weights():
     assert following[0] == following[1]
 
 
-def test_kernels_are_for_bf16_on_a_gpu_and_usual_head_sizes():
+def test_memory_arithmetic_on_a_gpu_is_what_the_pass_keeps():
+    shape = small_shape(hidden=64, intermediate=160, head_dim=32, heads=2, kv_heads=1, layer_types=(SLIDING, FULL), sliding_window=9)
+    trainer, batch = fused_twin(small_trainer(shape)), small_batch((60, 40), tuple(range(0, 90, 3)))
+    blocks = Blocks.of(batch, shape.block_size)
+    _, kept = trainer.fused.forward(features_for(batch, shape), blocks, trainer.embed, torch.arange(len(batch.anchors) * 4))
+    tensors = [kept.raw_context, kept.context, kept.last, *(tensor for layer in kept.layers for tensor in vars(layer).values())]
+    held = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    estimate = memory_estimate(shape, trainer.config, batch.tokens, len(batch.anchors), gpu=True)
+    assert sum(held.values()) / 2 == pytest.approx(estimate["activations"].bytes, rel=0.1)  # float32 here, bf16 there
+
+
+def test_kernels_are_for_bf16_on_a_gpu_and_usual_sizes():
     gpu = torch.device("cuda")
     assert fused_covers(small_shape(head_dim=64), torch.bfloat16, gpu)
     assert not fused_covers(small_shape(head_dim=64), torch.bfloat16, torch.device("cpu"))
     assert not fused_covers(small_shape(head_dim=64), torch.float32, gpu)
-    assert not fused_covers(small_shape(head_dim=80), torch.bfloat16, gpu)
+    for too_much in (dict(head_dim=80), dict(head_dim=256), dict(head_dim=64, block_size=65)):
+        assert not fused_covers(small_shape(**too_much), torch.bfloat16, gpu)
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ def test_compiled_kernels_equal_their_twins_in_bf16():
     """A few cases, because each is compiled for itself."""
     from tests.draft_kernels import all_errors
 
-    cases = ("documents, sliding", "longer than a tile, full", "blocks larger than a tile")
+    cases = ("documents, sliding", "longer than a tile, full", "a block fills a tile")
     assert worst(all_errors("cuda", torch.bfloat16, cases), 1e-2) == []
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dflash_ray.draft.attention import kernels_take
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.model import DraftModel
 from dflash_ray.draft.ops import HeadViews, Ops, ops_for, product
@@ -27,9 +28,8 @@ from dflash_ray.draft.shape import DraftShape
 
 
 def fused_covers(shape: DraftShape, dtype: torch.dtype, device: torch.device) -> bool:
-    """May the kernels train this drafter? They are bf16 only and tile heads of 16 to 256 values, a power of two."""
-    size = shape.head_dim
-    return device.type == "cuda" and dtype == torch.bfloat16 and 16 <= size <= 256 and size & (size - 1) == 0
+    """May this pass train the drafter on the device with its kernels?"""
+    return device.type == "cuda" and kernels_take(dtype, shape.head_dim, shape.block_size * shape.heads // shape.kv_heads)
 
 
 class Joined:

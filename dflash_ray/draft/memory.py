@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from dflash_ray.config import Config
+from dflash_ray.draft.attention import kernels_take
 from dflash_ray.draft.shape import DraftShape
 
 
@@ -18,8 +21,8 @@ def memory_estimate(
 ) -> dict[str, Bytes]:
     """Bytes by kind for a batch of `tokens` with `anchors`; their sum is the drafter's peak.
 
-    Activations count what autograd keeps per block slot and context token. Scores of the plain attention are counted for a CPU only, as
-    if all tokens were one document.
+    Activations count what is kept per block slot and context token, by autograd or by the fused pass. Scores of the plain attention are
+    counted for a CPU only, as if all tokens were one document.
     """
     width = 2 if config.train.precision == "bf16" or (config.train.precision == "auto" and gpu) else 4
     dtype = "bf16" if width == 2 else "float32"
@@ -30,8 +33,13 @@ def memory_estimate(
     moments = count + vectors if config.optimizer.name == "muon" else 2 * count
     tables = 1 if tied else 2
     queries, keys, layers = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.num_layers
-    per_slot = layers * (6 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.intermediate)
-    per_token = 3 * shape.hidden + layers * 3 * keys
+    fused = gpu and width == 2 and kernels_take(torch.bfloat16, shape.head_dim, shape.block_size * shape.heads // shape.kv_heads)
+    if fused:
+        per_slot = layers * (2 * shape.hidden + 2 * queries + 2 * keys + 2 * shape.intermediate)
+        per_token = 2 * shape.hidden + layers * 2 * keys
+    else:
+        per_slot = layers * (6 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.intermediate)
+        per_token = 3 * shape.hidden + layers * 3 * keys
     kept = {
         "master weights": Bytes(4 * count, f"{billions} x 4 B"),
         "gradient sums": Bytes(4 * count * sums, f"{billions} x 4 B x {sums} divisor{'s' if sums > 1 else ''}"),
@@ -47,7 +55,7 @@ def memory_estimate(
             (slots * per_slot + tokens * per_token) * width,
             f"({anchors:,} anchors x {shape.block_size} slots x {per_slot:,} + {tokens:,} tokens x {per_token:,}) x {width} B",
         ),
-        "logits": _logits(shape, config, slots, width),
+        "logits": _logits(shape, config, slots, width, fused),
     }
     if width == 2:
         kept["bf16 weights"] = Bytes(2 * count, f"{billions} x 2 B")
@@ -61,7 +69,9 @@ def memory_estimate(
     return kept
 
 
-def _logits(shape: DraftShape, config: Config, slots: int, width: int) -> Bytes:
+def _logits(shape: DraftShape, config: Config, slots: int, width: int, fused: bool) -> Bytes:
     rows = min(config.train.head_chunk, slots)
     per_logit = (4 if width == 4 else 6) * (4 if config.loss.needs_teacher else 1)
+    if fused and not config.loss.needs_teacher:
+        per_logit = 2
     return Bytes(rows * shape.vocab * per_logit, f"{rows:,} rows x {shape.vocab:,} x {per_logit} B")

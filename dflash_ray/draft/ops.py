@@ -1,4 +1,4 @@
-"""The steps of the drafter's training pass that are no matrix products, each with its gradient: in plain torch, and where to get faster ones.
+"""The steps of the drafter's training pass that are no matrix products, each with its gradient, in plain torch.
 
 `ops_for(device)` is the one place that chooses. The functions here are the twins that say what the Triton kernels must do; their gradients
 come from autograd, so they share no formula with them. Rows are 2-D throughout; arithmetic is float32 or wider, results have the dtype of

@@ -107,8 +107,8 @@ class Optimizer:
 class Muon:
     """Momentum, orthogonalised: the update of a matrix is its momentum with all singular values set to about 1.
 
-    Rates follow Keller Jordan's convention, scaled by sqrt(max(1, rows / columns)). Matrices of one shape are orthogonalised together, as many
-    as memory allows.
+    Rates follow Keller Jordan's convention, scaled by sqrt(max(1, rows / columns)). As many matrices of one shape as
+    memory allows are orthogonalised together.
     """
 
     def __init__(self, matrices: list[nn.Parameter], weight_decay: float):

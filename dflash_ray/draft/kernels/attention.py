@@ -1,7 +1,7 @@
 """Block attention in Triton: work follows what is visible, nothing else is read or multiplied.
 
-A row is one query head of one slot. Rows that share a key head are put together: the G query heads of K slots of some neighbouring
-anchors make one tile of at least 128 rows, so a key tile read once serves all of them. A tile walks over the context from the first key
+A row is one query head of one slot. Rows that share a key head are put together: the G query heads of K slots of as many neighbouring
+anchors as fit make one tile of 128 rows, so a key tile read once serves all of them. A tile walks over the context from the first key
 that any of its rows sees to the last; masks are applied only at both ends, where its rows differ. Softmax is float32, in powers of two.
 
 Backward is two kernels without atomics, so equal inputs give equal bits: one walks as forward does and gives the gradients of queries and
@@ -17,12 +17,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
-from dflash_ray.draft.attention import plain_attention
+from dflash_ray.draft.attention import TILE, kernels_take, plain_attention
 from dflash_ray.draft.mask import Blocks
 
-# rows of a tile (more where one block has more), keys per step of its walk over the context, warps, pipeline stages
-FORWARD, QUERY_GRADIENTS = (128, 64, 8, 3), (128, 64, 8, 3)
+# keys per step of a tile's walk over the context, warps, pipeline stages
+FORWARD, QUERY_GRADIENTS = (64, 8, 3), (64, 8, 3)
 # keys per program and rows per step of the walk over anchors, warps, pipeline stages
 KEY_GRADIENTS = (128, 64, 8, 3)
 PROGRAMS = 1024  # under that many, two programs share the anchors of a tile of keys, else some multiprocessors run out of work early
@@ -59,8 +60,11 @@ class Spans:
 
 
 @triton.jit
-def _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K: tl.constexpr, G: tl.constexpr, SLIDING: tl.constexpr, AT_ONCE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Of each row of a tile: anchor number, slot, head in the group, whether it exists, and the context [low, high) it sees."""
+def _place(
+    tile, anchor_ptr, start_ptr, anchors, window,
+    K: constexpr, G: constexpr, SLIDING: constexpr, AT_ONCE: constexpr, ROWS: constexpr,
+):  # fmt: skip
+    """Of each row of a tile: its anchor's number, slot, head in the group, whether it exists, and the context [low, high) it sees."""
     row = tl.arange(0, ROWS)
     anchor = tile * AT_ONCE + row // (K * G)
     slot = (row // G) % K
@@ -73,21 +77,22 @@ def _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K: tl.constexpr
 
 
 @triton.jit
-def _walk(low, high, exists, tokens, KEYS: tl.constexpr):
-    """Begin of a tile's walk, begin and end of its part that needs no mask, end."""
-    begin = tl.min(tl.where(exists, low, tokens), 0)
+def _walk(low, high, exists, tokens, KEYS: constexpr):
+    """A tile's walk over the context: begin, begin and end of the part that all its rows see, end."""
     end = tl.max(tl.where(exists, high, 0), 0)
-    begin = tl.minimum(begin, end)
+    begin = tl.minimum(tl.min(tl.where(exists, low, tokens), 0), end)
     masked = tl.maximum(tl.max(tl.where(exists, low, 0), 0) - begin, 0)
-    clear = tl.minimum(begin + (masked + KEYS - 1) // KEYS * KEYS, begin + (end - begin + KEYS - 1) // KEYS * KEYS)
+    clear = begin + tl.minimum(tl.cdiv(masked, KEYS), tl.cdiv(end - begin, KEYS)) * KEYS
     until = tl.min(tl.where(exists, high, tokens), 0)
     until = clear + tl.maximum(until - clear, 0) // KEYS * KEYS
     return begin, clear, until, end
 
 
 @triton.jit
-def _own_visible(tile, anchor, slot, exists, anchors, window, K: tl.constexpr, SLIDING: tl.constexpr, AT_ONCE: tl.constexpr, OWN: tl.constexpr):  # fmt: skip
-    """Of the tile's own keys: slot row in [A*K], whether it exists, and bool [ROWS, OWN] who sees it."""
+def _own_keys(
+    tile, anchor, slot, exists, anchors, window, K: constexpr, SLIDING: constexpr, AT_ONCE: constexpr, OWN: constexpr
+):  # fmt: skip
+    """Of the slots of a tile's blocks, as keys: row in [A*K], whether it exists, and bool [ROWS, OWN] who sees it."""
     key = tl.arange(0, OWN)
     key_anchor = tile * AT_ONCE + key // K
     there = (key < AT_ONCE * K) & (key_anchor < anchors)
@@ -99,29 +104,33 @@ def _own_visible(tile, anchor, slot, exists, anchors, window, K: tl.constexpr, S
 
 
 @triton.jit
-def _attend(q, top, total, out, k_ptr, v_ptr, k_stride, v_stride, begin, end, low, high, tokens, scale, MASKED: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
+def _attend(
+    q, top, total, out, k_ptr, v_ptr, k_stride, v_stride, begin, clear, until, end, low, high, tokens, scale,
+    D: constexpr, KEYS: constexpr,
+):  # fmt: skip
+    """Online softmax over the context: largest score, sum and weighted values so far, before and after."""
     at = tl.arange(0, D)
-    for first in range(begin, end, KEYS):
-        key = first + tl.arange(0, KEYS)
-        place = key.to(tl.int64)
-        if MASKED:
-            k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None], mask=(key < tokens)[None, :], other=0.0)
-        else:
-            k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None])
-        score = tl.dot(q, k)
-        if MASKED:
-            score = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), score, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1) * scale)
-        weight = tl.exp2(score * scale - higher[:, None])  # one fused multiply-add
-        shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        out = out * shrink[:, None]
-        if MASKED:
-            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
-        else:
-            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :])
-        out = tl.dot(weight.to(v.dtype), v, out)
-        top = higher
+    for phase in tl.static_range(3):  # masked, clear, masked
+        first = begin if phase == 0 else (clear if phase == 1 else until)
+        last = clear if phase == 0 else (until if phase == 1 else end)
+        for start in range(first, last, KEYS):
+            key = start + tl.arange(0, KEYS)
+            place = key.to(tl.int64)
+            if phase == 1:
+                k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None])
+                v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :])
+            else:
+                k = tl.load(k_ptr + place[None, :] * k_stride + at[:, None], mask=(key < tokens)[None, :], other=0.0)
+                v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+            score = tl.dot(q, k)
+            if phase != 1:
+                score = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), score, float("-inf"))
+            higher = tl.maximum(top, tl.max(score, 1) * scale)
+            weight = tl.exp2(score * scale - higher[:, None])  # one fused multiply-add
+            shrink = tl.exp2(top - higher)
+            total = total * shrink + tl.sum(weight, 1)
+            out = tl.dot(weight.to(v.dtype), v, out * shrink[:, None])
+            top = higher
     return top, total, out
 
 
@@ -129,69 +138,43 @@ def _attend(q, top, total, out, k_ptr, v_ptr, k_stride, v_stride, begin, end, lo
 def _forward(
     q_ptr, k_ptr, v_ptr, k_context_ptr, v_context_ptr, out_ptr, log_ptr, anchor_ptr, start_ptr, anchors, tokens, window, scale,
     q_stride, k_stride, v_stride, k_context_stride, v_context_stride, out_stride,
-    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
-    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
+    K: constexpr, G: constexpr, D: constexpr, SLIDING: constexpr, AT_ONCE: constexpr, ROWS: constexpr, OWN: constexpr, KEYS: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # late anchors see most context: longest work first
-    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
+    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, window, K, G, SLIDING, AT_ONCE, ROWS)
     begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
     at = tl.arange(0, D)
     slot_row = (anchor * K + slot).to(tl.int64)
-    column = (head * G + member) * D
-    q = tl.load(q_ptr + slot_row[:, None] * q_stride + column[:, None] + at[None, :], mask=exists[:, None], other=0.0)
-    own, there, visible = _own_visible(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
+    column = ((head * G + member) * D)[:, None] + at[None, :]
+    q = tl.load(q_ptr + slot_row[:, None] * q_stride + column, mask=exists[:, None], other=0.0)
+    own, there, visible = _own_keys(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
     k = tl.load(k_ptr + own[None, :] * k_stride + head * D + at[:, None], mask=there[None, :], other=0.0)
     v = tl.load(v_ptr + own[:, None] * v_stride + head * D + at[None, :], mask=there[:, None], other=0.0)
     score = tl.where(visible, tl.dot(q, k) * scale, float("-inf"))
     top = tl.where(exists, tl.max(score, 1), 0.0)  # a slot sees itself, so this is finite
     weight = tl.exp2(score - top[:, None])
-    total = tl.sum(weight, 1)
-    out = tl.dot(weight.to(v.dtype), v)
-    k_context_ptr += head * D
-    v_context_ptr += head * D
-    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, begin, clear, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
-    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, clear, until, low, high, tokens, scale, False, D, KEYS)  # fmt: skip
-    top, total, out = _attend(q, top, total, out, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, until, end, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
+    top, total, out = _attend(
+        q, top, tl.sum(weight, 1), tl.dot(weight.to(v.dtype), v), k_context_ptr + head * D, v_context_ptr + head * D,
+        k_context_stride, v_context_stride, begin, clear, until, end, low, high, tokens, scale, D, KEYS,
+    )  # fmt: skip
     total = tl.where(exists, total, 1.0)
-    out = out / total[:, None]
-    tl.store(
-        out_ptr + slot_row[:, None] * out_stride + column[:, None] + at[None, :], out.to(out_ptr.dtype.element_ty), mask=exists[:, None]
-    )
+    out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + slot_row[:, None] * out_stride + column, out, mask=exists[:, None])
     tl.store(log_ptr + (head * anchors * K + slot_row) * G + member, top + tl.log2(total), mask=exists)
-
-
-@triton.jit
-def _walk_back(q_grad, q, out_grad, log, delta, k_ptr, v_ptr, k_stride, v_stride, begin, end, low, high, tokens, scale, MASKED: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
-    at = tl.arange(0, D)
-    for first in range(begin, end, KEYS):
-        key = first + tl.arange(0, KEYS)
-        place = key.to(tl.int64)
-        if MASKED:
-            k = tl.load(k_ptr + place[:, None] * k_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
-            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
-        else:
-            k = tl.load(k_ptr + place[:, None] * k_stride + at[None, :])
-            v = tl.load(v_ptr + place[:, None] * v_stride + at[None, :])
-        weight = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None])
-        if MASKED:
-            weight = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), weight, 0.0)
-        score_grad = weight * (tl.dot(out_grad, tl.trans(v)) - delta[:, None])
-        q_grad = tl.dot(score_grad.to(k.dtype), k, q_grad)
-    return q_grad
 
 
 @triton.jit
 def _backward_queries(
     q_ptr, k_ptr, v_ptr, k_context_ptr, v_context_ptr, out_ptr, log_ptr, out_grad_ptr, delta_ptr, q_grad_ptr, k_grad_ptr, v_grad_ptr,
     anchor_ptr, start_ptr, anchors, tokens, window, scale, natural,
-    q_stride, k_stride, v_stride, k_context_stride, v_context_stride, out_stride, out_grad_stride, q_grad_stride, k_grad_stride, v_grad_stride,
-    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr,
-    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, KEYS: tl.constexpr,
+    q_stride, k_stride, v_stride, k_context_stride, v_context_stride, out_stride, out_grad_stride,
+    q_grad_stride, k_grad_stride, v_grad_stride,
+    K: constexpr, G: constexpr, D: constexpr, SLIDING: constexpr, AT_ONCE: constexpr, ROWS: constexpr, OWN: constexpr, KEYS: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, tokens, window, K, G, SLIDING, AT_ONCE, ROWS)
+    anchor, slot, member, exists, low, high = _place(tile, anchor_ptr, start_ptr, anchors, window, K, G, SLIDING, AT_ONCE, ROWS)
     begin, clear, until, end = _walk(low, high, exists, tokens, KEYS)
     at = tl.arange(0, D)
     slot_row = (anchor * K + slot).to(tl.int64)
@@ -204,60 +187,45 @@ def _backward_queries(
     row = (head * anchors * K + slot_row) * G + member
     tl.store(delta_ptr + row, delta, mask=exists)
     log = tl.load(log_ptr + row, mask=exists, other=0.0)
-    own, there, visible = _own_visible(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
-    mask = there[:, None]
-    k = tl.load(k_ptr + own[:, None] * k_stride + head * D + at[None, :], mask=mask, other=0.0)
-    v = tl.load(v_ptr + own[:, None] * v_stride + head * D + at[None, :], mask=mask, other=0.0)
-    weight = tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None]), 0.0)
-    score_grad = (weight * (tl.dot(out_grad, tl.trans(v)) - delta[:, None])).to(k.dtype)
-    q_grad = tl.dot(score_grad, k)
-    k_grad = tl.dot(tl.trans(score_grad), q) * natural
-    tl.store(k_grad_ptr + own[:, None] * k_grad_stride + head * D + at[None, :], k_grad.to(k_grad_ptr.dtype.element_ty), mask=mask)
-    v_grad = tl.dot(tl.trans(weight.to(out_grad.dtype)), out_grad)
-    tl.store(v_grad_ptr + own[:, None] * v_grad_stride + head * D + at[None, :], v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
+    own, there, visible = _own_keys(tile, anchor, slot, exists, anchors, window, K, SLIDING, AT_ONCE, OWN)
+    own_mask, own_column = there[:, None], head * D + at[None, :]
+    own_k = tl.load(k_ptr + own[:, None] * k_stride + own_column, mask=own_mask, other=0.0)
+    own_v = tl.load(v_ptr + own[:, None] * v_stride + own_column, mask=own_mask, other=0.0)
+    own_weight = tl.where(visible, tl.exp2(tl.dot(q, tl.trans(own_k)) * scale - log[:, None]), 0.0)
+    own_grad = (own_weight * (tl.dot(out_grad, tl.trans(own_v)) - delta[:, None])).to(q.dtype)
+    q_grad = tl.dot(own_grad, own_k)
+    k_grad = (tl.dot(tl.trans(own_grad), q) * natural).to(k_grad_ptr.dtype.element_ty)
+    tl.store(k_grad_ptr + own[:, None] * k_grad_stride + own_column, k_grad, mask=own_mask)
+    v_grad = tl.dot(tl.trans(own_weight.to(q.dtype)), out_grad).to(v_grad_ptr.dtype.element_ty)
+    tl.store(v_grad_ptr + own[:, None] * v_grad_stride + own_column, v_grad, mask=own_mask)
     k_context_ptr += head * D
     v_context_ptr += head * D
-    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, begin, clear, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
-    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, clear, until, low, high, tokens, scale, False, D, KEYS)  # fmt: skip
-    q_grad = _walk_back(q_grad, q, out_grad, log, delta, k_context_ptr, v_context_ptr, k_context_stride, v_context_stride, until, end, low, high, tokens, scale, True, D, KEYS)  # fmt: skip
-    place = q_grad_ptr + slot_row[:, None] * q_grad_stride + column
-    tl.store(place, (q_grad * natural).to(q_grad_ptr.dtype.element_ty), mask=exists[:, None])
-
-
-@triton.jit
-def _gather(
-    k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, begin, end,
-    MASKED: tl.constexpr, SLIDING: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    at = tl.arange(0, D)
-    for first in range(begin, end, STEP):
-        row = first + tl.arange(0, STEP)
-        exists = row < end
-        slot_row = (row // G).to(tl.int64)
-        column = ((row % G) * D)[:, None] + at[None, :]
-        q = tl.load(q_ptr + slot_row[:, None] * q_stride + column, mask=exists[:, None], other=0.0)
-        out_grad = tl.load(out_grad_ptr + slot_row[:, None] * out_grad_stride + column, mask=exists[:, None], other=0.0)
-        log = tl.load(log_ptr + row, mask=exists, other=float("inf"))
-        delta = tl.load(delta_ptr + row, mask=exists, other=0.0)
-        weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # [KEYS, STEP]
-        if MASKED:
-            anchor = row // (K * G)
-            high = tl.load(anchor_ptr + anchor, mask=exists, other=0)
-            low = tl.load(start_ptr + anchor, mask=exists, other=0)
-            if SLIDING:
-                low = tl.maximum(low, high + (row // G) % K - window + 1)
-            weight = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), weight, 0.0)
-        v_grad = tl.dot(weight.to(out_grad.dtype), out_grad, v_grad)
-        score_grad = weight * (tl.dot(v, tl.trans(out_grad)) - delta[None, :])
-        k_grad = tl.dot(score_grad.to(q.dtype), q, k_grad)
-    return k_grad, v_grad
+    for phase in tl.static_range(3):  # masked, clear, masked
+        first = begin if phase == 0 else (clear if phase == 1 else until)
+        last = clear if phase == 0 else (until if phase == 1 else end)
+        for start in range(first, last, KEYS):
+            key = start + tl.arange(0, KEYS)
+            place = key.to(tl.int64)[:, None]
+            if phase == 1:
+                k = tl.load(k_context_ptr + place * k_context_stride + at[None, :])
+                v = tl.load(v_context_ptr + place * v_context_stride + at[None, :])
+            else:
+                k = tl.load(k_context_ptr + place * k_context_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+                v = tl.load(v_context_ptr + place * v_context_stride + at[None, :], mask=(key < tokens)[:, None], other=0.0)
+            weight = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None])
+            if phase != 1:
+                weight = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), weight, 0.0)
+            score_grad = weight * (tl.dot(out_grad, tl.trans(v)) - delta[:, None])
+            q_grad = tl.dot(score_grad.to(k.dtype), k, q_grad)
+    q_grad = (q_grad * natural).to(q_grad_ptr.dtype.element_ty)
+    tl.store(q_grad_ptr + slot_row[:, None] * q_grad_stride + column, q_grad, mask=mask)
 
 
 @triton.jit
 def _backward_keys(
     q_ptr, k_context_ptr, v_context_ptr, log_ptr, delta_ptr, out_grad_ptr, k_grad_ptr, v_grad_ptr, anchor_ptr, start_ptr, span_ptr,
     anchors, tokens, window, scale, natural, q_stride, k_stride, v_stride, out_grad_stride, k_grad_stride, v_grad_stride, part_stride,
-    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLIDING: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
+    K: constexpr, G: constexpr, D: constexpr, SLIDING: constexpr, KEYS: constexpr, STEP: constexpr, PARTS: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
@@ -286,20 +254,38 @@ def _backward_keys(
     delta_ptr += head.to(tl.int64) * anchors * (K * G)
     k_grad = tl.zeros([KEYS, D], tl.float32)
     v_grad = tl.zeros([KEYS, D], tl.float32)
-    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, begin, clear, True, SLIDING, K, G, D, STEP)  # fmt: skip
-    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, clear, until, False, SLIDING, K, G, D, STEP)  # fmt: skip
-    k_grad, v_grad = _gather(k_grad, v_grad, k, v, key, q_ptr, out_grad_ptr, log_ptr, delta_ptr, anchor_ptr, start_ptr, window, scale, q_stride, out_grad_stride, until, end, True, SLIDING, K, G, D, STEP)  # fmt: skip
-    place_k = k_grad_ptr + place * k_grad_stride + head * D + at[None, :]
-    tl.store(place_k, (k_grad * natural).to(k_grad_ptr.dtype.element_ty), mask=mask)
-    place_v = v_grad_ptr + place * v_grad_stride + head * D + at[None, :]
-    tl.store(place_v, v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
+    for phase in tl.static_range(3):  # masked, clear, masked
+        first = begin if phase == 0 else (clear if phase == 1 else until)
+        last = clear if phase == 0 else (until if phase == 1 else end)
+        for start in range(first, last, STEP):
+            row = start + tl.arange(0, STEP)
+            exists = row < last
+            slot_row = (row // G).to(tl.int64)[:, None]
+            column = ((row % G) * D)[:, None] + at[None, :]
+            q = tl.load(q_ptr + slot_row * q_stride + column, mask=exists[:, None], other=0.0)
+            out_grad = tl.load(out_grad_ptr + slot_row * out_grad_stride + column, mask=exists[:, None], other=0.0)
+            log = tl.load(log_ptr + row, mask=exists, other=float("inf"))  # a row that does not exist weighs nothing
+            delta = tl.load(delta_ptr + row, mask=exists, other=0.0)
+            weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # [KEYS, STEP]
+            if phase != 1:
+                anchor = row // (K * G)
+                high = tl.load(anchor_ptr + anchor, mask=exists, other=0).to(tl.int32)
+                low = tl.load(start_ptr + anchor, mask=exists, other=0).to(tl.int32)
+                if SLIDING:
+                    low = tl.maximum(low, high + (row // G) % K - window + 1)
+                weight = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), weight, 0.0)
+            v_grad = tl.dot(weight.to(out_grad.dtype), out_grad, v_grad)
+            score_grad = weight * (tl.dot(v, tl.trans(out_grad)) - delta[None, :])
+            k_grad = tl.dot(score_grad.to(q.dtype), q, k_grad)
+    k_grad = (k_grad * natural).to(k_grad_ptr.dtype.element_ty)
+    tl.store(k_grad_ptr + place * k_grad_stride + head * D + at[None, :], k_grad, mask=mask)
+    tl.store(v_grad_ptr + place * v_grad_stride + head * D + at[None, :], v_grad.to(v_grad_ptr.dtype.element_ty), mask=mask)
 
 
-def _tile(rows: int, block: int, group: int) -> tuple[int, int, int]:
-    """Blocks of a tile of about `rows`, its rows and its own keys, the last two powers of two."""
-    rows = max(rows, triton.next_power_of_2(block * group))
-    at_once = rows // (block * group)
-    return at_once, rows, max(16, triton.next_power_of_2(at_once * block))
+def _tile(block: int, group: int) -> tuple[int, int]:
+    """Blocks of a tile, and its own keys, a power of two."""
+    at_once = TILE // (block * group)
+    return at_once, max(16, triton.next_power_of_2(at_once * block))
 
 
 def forward(
@@ -310,13 +296,13 @@ def forward(
     rows, heads, width = q.shape
     kv_heads, anchors = k.shape[1], len(blocks.anchors)
     group = heads // kv_heads
-    tile, keys, warps, stages = FORWARD
-    at_once, tile, own = _tile(tile, blocks.block_size, group)
+    keys, warps, stages = FORWARD
+    at_once, own = _tile(blocks.block_size, group)
     out, log = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(kv_heads, rows, group, dtype=torch.float32)
     _forward[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, blocks.anchors, blocks.starts, anchors, len(k_context), window or 0,
         width**-0.5 * _LOG2_E, *(part.stride(0) for part in (q, k, v, k_context, v_context, out)),
-        blocks.block_size, group, width, window is not None, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
+        blocks.block_size, group, width, window is not None, at_once, TILE, own, keys, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, log
 
@@ -332,13 +318,13 @@ def backward(
     q_grad, k_grad, v_grad, k_context_grad, v_context_grad = grads
     delta, natural = torch.empty_like(log), width**-0.5
     common = (blocks.block_size, group, width, window is not None)
-    tile, keys, warps, stages = QUERY_GRADIENTS
-    at_once, tile, own = _tile(tile, blocks.block_size, group)
+    keys, warps, stages = QUERY_GRADIENTS
+    at_once, own = _tile(blocks.block_size, group)
     _backward_queries[(kv_heads, triton.cdiv(anchors, at_once))](
         q, k, v, k_context, v_context, out, log, out_grad, delta, q_grad, k_grad, v_grad, blocks.anchors, blocks.starts,
         anchors, len(k_context), window or 0, natural * _LOG2_E, natural,
         *(part.stride(0) for part in (q, k, v, k_context, v_context, out, out_grad, q_grad, k_grad, v_grad)),
-        *common, at_once, tile, own, keys, num_warps=warps, num_stages=stages,
+        *common, at_once, TILE, own, keys, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     keys, step, warps, stages = KEY_GRADIENTS
     tiles = triton.cdiv(len(k_context), keys)
@@ -378,9 +364,8 @@ class _BlockAttention(torch.autograd.Function):
 def kernel_attention(
     q: Tensor, k_slots: Tensor, v_slots: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
 ) -> Tensor:
-    """`attention.Attention` on a GPU; what the kernels do not take (float32, odd head sizes) goes through plain torch."""
-    size = q.shape[-1]
-    if q.dtype != torch.bfloat16 or size & (size - 1) or not 16 <= size <= 256:
+    """`attention.Attention` on a GPU; what the kernels do not take goes through plain torch."""
+    if not kernels_take(q.dtype, q.shape[-1], q.shape[1] * q.shape[2] // k_slots.shape[2]):
         return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
     parts = (part.flatten(0, 1).contiguous() for part in (q, k_slots, v_slots))
     return _BlockAttention.apply(*parts, k_context.contiguous(), v_context.contiguous(), blocks, window).view_as(q)

@@ -63,7 +63,7 @@ def softmax_rows(logits: Tensor, labels: Tensor, gradient: bool) -> tuple[Tensor
 def triton_head(
     rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, kl_scale: float, tv_scale: float, chunk: int, gradients: bool
 ) -> HeadPass:
-    """Twin of `plain_head`, which it calls for float64 and where teacher rows are compared: a distribution is more than its label's entry."""
+    """Twin of `plain_head`, which it calls for float64 and for teacher rows: a distribution needs more than its label's entry."""
     if teacher is not None or rows.dtype == torch.float64:
         return plain_head(rows, head, tokens, teacher, kl_scale, tv_scale, chunk, gradients)
     buffer = rows.new_empty(min(chunk, len(rows)), len(head))
