@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dflash_ray.batch import Batch
+from dflash_ray.config import load_config
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.memory import memory_estimate
 from dflash_ray.draft.shape import FULL, SLIDING
@@ -248,6 +249,11 @@ def test_norm_weights_move_within_50_steps():
     for name, tensor in tensors.items():
         if name.startswith("model.") and tensor.dim() == 1:
             assert (tensor != 1.0).all(), name
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(ValueError, match="train.precision"):
+        load_config(overrides={"train": {"precision": "float16"}})
 
 
 def test_precision():
