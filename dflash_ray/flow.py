@@ -55,12 +55,11 @@ class Flow:
         prefetch: int,
         queue_per_target: int = 1,
         slow_factor: float = 3.0,
-        start: int = 0,
     ):
-        assert 0 <= start <= total and window >= 1 and prefetch >= 1 and queue_per_target >= 0
+        assert total >= 0 and window >= 1 and prefetch >= 1 and queue_per_target >= 0
         self.total, self.window, self.window_bytes = total, window, window_bytes
         self.prefetch, self.queue_per_target, self.slow_factor = prefetch, queue_per_target, slow_factor
-        self.next = start
+        self.next = 0
         self.targets: dict[str, TargetState] = {}
         self.drafter_seconds: float | None = None
         self._state: dict[int, str] = {}
@@ -71,7 +70,8 @@ class Flow:
         self._waiting: list[int] = []  # heap of ready and handed positions, may hold stale entries
         self._unhanded: list[int] = []  # heap of ready positions, may hold stale entries
         self._missing: list[int] = []  # heap of planned positions below the frontier (given up, rewound)
-        self._frontier = start  # first position never asked for
+        self._dropped: list[int] = []  # positions whose tokens and features nobody needs any more, not yet told
+        self._frontier = 0  # first position never asked for
         self._held = 0  # ready + handed + asked for
         self._asked: set[int] = set()
         self._free: dict[str, None] = {}  # targets that compute nothing, in order of becoming free
@@ -277,19 +277,28 @@ class Flow:
         assert self.state(position) in (FEATURES, STAGED)
         self._give_up(position)
 
-    def rewind(self, position: int) -> list[int]:
-        """The line goes back to `position` (a drafter came back from its checkpoint). Returns positions whose staged copy is gone."""
+    def rewind(self, position: int) -> None:
+        """The line goes back to `position`: a drafter came back from its checkpoint."""
         assert position <= self.next
         staged = [p for p, s in self._state.items() if s == STAGED]
         for p in staged:
-            self._give_up(p)
+            self._give_up(p)  # their copies died with the drafter
         for p in range(position, self.next):
             heapq.heappush(self._missing, p)
         self.next = position
-        return staged
+
+    def skip_to(self, position: int) -> None:
+        """A run continues at `position`; only before anything was asked for."""
+        assert self._frontier == self.next == 0 and not self._asked
+        self.next = self._frontier = position
 
     def resize(self, window: int) -> None:
         self.window = window
+
+    def take_dropped(self) -> list[int]:
+        """Positions planned again since the last call: whoever holds their tokens or features lets go of them."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
@@ -374,12 +383,15 @@ class Flow:
         if owner is not None:
             self.targets[owner].queue.remove(position)
         self._held -= 1
-        self._forget(position)
-        heapq.heappush(self._missing, position)
+        self._replan(position)
 
     def _give_up(self, position: int) -> None:
         self._leave_window(position)
+        self._replan(position)
+
+    def _replan(self, position: int) -> None:
         self._forget(position)
+        self._dropped.append(position)
         heapq.heappush(self._missing, position)
 
     def _leave_window(self, position: int) -> None:

@@ -7,8 +7,12 @@ Only raw words of numpy's Philox generator are used: numpy keeps those the same 
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream(name: str, *numbers: int) -> np.random.Philox:
@@ -19,3 +23,10 @@ def stream(name: str, *numbers: int) -> np.random.Philox:
 def shuffled(count: int, words: np.random.Philox) -> np.ndarray:
     """int64 [count]: a uniform permutation of 0..count-1 (the order of that many 64-bit words)."""
     return np.argsort(words.random_raw(count), kind="stable")
+
+
+def torch_generator(name: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """The same named stream for torch's normal numbers, which are equal on one kind of device and differ between CPU and GPU."""
+    import torch
+
+    return torch.Generator(device).manual_seed(int(stream(name, *numbers).random_raw()) >> 1)

@@ -247,6 +247,7 @@ def test_what_lies_furthest_ahead_makes_room_for_the_next_batch():
     flow.ready(0, 20)  # larger than the 10 that are free now
     assert flow.assign() == [("a", 0)]
     assert flow.state(1) == FEATURES and flow.state(2) == PLANNED
+    assert flow.take_dropped() == [0, 2] and flow.take_dropped() == []
 
 
 def test_one_batch_larger_than_the_window_still_runs():

@@ -1,0 +1,347 @@
+"""The consuming end of the line: stages features in order, trains on them, ends steps, validates, checkpoints, heals the drafter.
+
+The drafter consumes positions next, next+1, ... and nothing else. One batch is staged while one trains. Checkpoints exist at step
+boundaries only, after the validation that belongs there, and name the next batch; a drafter that dies is restored from the newest whole
+one, the line goes back to its batch, and what stood in the files behind it is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.drafter import DrafterActor
+from actors.placement import actor_options, name_taken
+from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
+from dflash_ray.flow import ASIDE, STAGED
+from dflash_ray.metrics import StepTally, balance_advice, console_line
+from dflash_ray.restarts import RestartBudget
+from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION
+
+START_LIMIT = 1800.0
+CALL_LIMIT = 3600.0  # one micro-step, step, snapshot or checkpoint write
+TOO_MANY_BAD_FEATURES = 3
+
+
+class Consumer:
+    def __init__(self, run: RunState, pump: Callable[[], None], total_steps: int, identity: dict[str, Any]):
+        self.run, self.pump, self.total_steps, self.identity = run, pump, total_steps, identity
+        self.drafter: Any = None
+        self.facts: dict[str, Any] = {}
+        self.budget = RestartBudget(run.spec.config.flow.restarts_per_hour)
+        self.tally = StepTally()
+        self.staged: dict[int, dict[str, Any]] = {}  # position -> who made its features, and as which arrival
+        self.trained: list[dict[str, Any]] = []  # lines for trained.jsonl of the step in progress
+        self.validation: list[dict[str, float]] = []
+        self.best_tau: float | None = None
+        self.best_name: str | None = None
+        self.skipped_in_a_row = 0
+        self.last_loss: dict[str, Any] = {}
+        self.last_checkpoint = run.now()
+        self.checkpoint_step: int | None = None
+        self.writing: asyncio.Task | None = None
+        self.step_began = run.now()
+        self._tokens, self._seconds = 0, 0.0  # of micro-steps and optimizer steps
+        self.resumed: dict[str, Any] = {}  # meta of the checkpoint that the state came from
+        self.initial: Path | None = None  # where the state comes from when there is no checkpoint yet; None: the seed
+
+    # ---- the drafter's life --------------------------------------------------------------------------------------------------
+
+    async def bring_up(self, resume: Path | None) -> int:
+        """Starts the drafter, restores `resume` if given, and returns the next batch."""
+        spec = self.run.spec
+        self.drafter = DrafterActor.options(**actor_options("drafter", "drafter", spec)).remote(spec, self.total_steps)
+        try:
+            self.facts = await answer(self.drafter.describe.remote(), "drafter", "start", START_LIMIT)
+            if resume is None:
+                return 0
+            meta = await answer(self.drafter.load.remote(resume), "drafter", f"load {resume}", START_LIMIT)
+        except ray.exceptions.RayTaskError as error:
+            cause = cause_of(error)
+            raise (cause if isinstance(cause, ValueError) else RunFailed(f"the drafter could not start: {first_line(cause)}")) from None
+        self._adopt(meta)
+        self.resumed = meta
+        return meta["next_batch"]
+
+    def _adopt(self, meta: dict[str, Any]) -> None:
+        self.run.step = meta["step"]
+        self.run.aside = {entry["batch"]: entry for entry in meta["set_aside"]}
+        self.best_tau, self.best_name = meta["best_tau"], meta["best_name"]
+        self.checkpoint_step = meta["step"]
+
+    async def _restore(self, error: ActorLost) -> None:
+        """A dead drafter: a new one, from the newest whole checkpoint, and the line goes back with it."""
+        run = self.run
+        while True:
+            delay = self.budget.next_delay(run.now())
+            if delay is None:
+                raise RunFailed(f"{error}; the drafter's restarts of this hour are used up")
+            run.event("drafter_restart", f"{error}; restarting in {delay:.1f} s", actor="drafter")
+            if self.drafter is not None:
+                ray.kill(self.drafter)
+                self.drafter = None
+            await self._finish_writing()
+            await asyncio.sleep(max(delay, 0.5))
+            remove_leftovers(run.folder.checkpoints)
+            checkpoint, refused = newest_whole(run.folder.checkpoints)
+            for line in refused:
+                run.event("checkpoint_refused", line)
+            path = checkpoint.path if checkpoint else self.initial
+            try:
+                next_batch = await self.bring_up(path)
+                break
+            except ActorLost as again:
+                error = again
+            except ValueError as taken:
+                if not name_taken(taken):
+                    raise
+                error = ActorLost(first_line(taken))
+        if path is None:
+            self._adopt({"step": 0, "set_aside": list(run.aside.values()), "best_tau": None, "best_name": None})
+        self.tally, self.trained, self.validation, self.staged = StepTally(), [], [], {}
+        run.flow.rewind(run.line.position(next_batch))
+        run.folder.rewind(run.step, next_batch)
+        run.meter.start(run.now())
+        run.event("rewound", f"the drafter is back at step {run.step}, the line at batch {next_batch}", batch=next_batch)
+        self.pump()
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------
+
+    async def consume(self) -> None:
+        """Walks the line to its end, or to the next step boundary after a stop was asked for."""
+        while True:
+            stager = asyncio.ensure_future(self._stage_all())
+            stager.add_done_callback(lambda _: self.run.pulse.beat())
+            try:
+                await self._walk(stager)
+                return
+            except ActorLost as error:
+                await self._stop(stager)
+                await self._restore(error)
+            finally:
+                await self._stop(stager)
+
+    @staticmethod
+    async def _stop(task: asyncio.Task) -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _stage_all(self) -> None:
+        run, flow = self.run, self.run.flow
+        while True:
+            await run.until(lambda: (position := flow.to_stage()) is not None and position < run.end)
+            position = flow.to_stage()
+            facts, tokens_ref = run.batches[position]
+            meta, payload_ref = run.features[position]
+            call = self.drafter.stage.remote(position, tokens_ref, meta, payload_ref)
+            try:
+                problem = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if not isinstance(cause, ray.exceptions.ObjectLostError):
+                    raise RunFailed(f"drafter, stage: {first_line(cause_of(error))}") from None
+                problem = "the features were lost on the way"  # with the node that held them
+            del payload_ref
+            if problem is None:
+                flow.staged(position)
+                self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
+                del run.features[position]
+            else:
+                run.event("bad_features", f"batch {run.item(position).number} from {meta['target']}: {problem}", actor=meta["target"])
+                run.failures[position] = run.failures.get(position, 0) + 1
+                if run.failures[position] >= TOO_MANY_BAD_FEATURES:
+                    raise RunFailed(
+                        f"batch {run.item(position).number}: its features were unusable {TOO_MANY_BAD_FEATURES} times: {problem}"
+                    )
+                flow.unusable(position)
+            self.pump()
+
+    async def _walk(self, stager: asyncio.Task) -> None:
+        run, flow = self.run, self.run.flow
+        while flow.next < run.end:
+            position = flow.next
+            item = run.item(position)
+            began = run.now()
+            await self._until_staged(position, stager)
+            if run.step > 0:
+                run.meter.drafter_waited(run.now() - began)
+            if flow.state(position) == ASIDE:
+                flow.done(position)
+            elif item.kind == "train":
+                await self._train(position, item)
+            else:
+                await self._validate(position)
+            self.pump()
+            step_ends = item.kind == "validation" or run.line.ends_step(item.number)
+            if item.kind == "train" and step_ends:
+                await self._end_step(item.step)
+            if not step_ends or (position + 1 < run.end and run.item(position + 1).kind == "validation"):
+                continue  # a checkpoint lies after the validation that belongs to its step
+            if item.kind == "validation":
+                await self._end_validation(item.step)
+            await self._maybe_checkpoint()
+            if run.stop_reason is not None:
+                return
+
+    async def _until_staged(self, position: int, stager: asyncio.Task) -> None:
+        run, flow = self.run, self.run.flow
+        await run.until(lambda: stager.done() or flow.state(position) in (STAGED, ASIDE))
+        if stager.done() and flow.state(position) not in (STAGED, ASIDE):
+            stager.result()  # raises what ended it
+
+    async def _call(self, call: ray.ObjectRef, what: str) -> Any:
+        try:
+            return await answer(call, "drafter", what, CALL_LIMIT)
+        except ray.exceptions.RayTaskError as error:
+            raise RunFailed(f"drafter, {what}: {first_line(cause_of(error))}") from error
+
+    async def _train(self, position: int, item: Any) -> None:
+        run = self.run
+        seconds = await self._call(self.drafter.train.remote(position), f"batch {item.number}")
+        facts, _ = run.batches.pop(position)
+        self._tokens += facts["tokens"]
+        self._seconds += seconds
+        made = self.staged.pop(position)
+        run.flow.done(position, seconds)
+        self.tally.add(facts)
+        self.trained.append({"batch": item.number, "step": item.step + 1, "sample_ids": facts["sample_ids"], **made})
+
+    async def _validate(self, position: int) -> None:
+        self.validation.append(await self._call(self.drafter.evaluate.remote(position), "validation"))
+        self.run.batches.pop(position)
+        self.staged.pop(position)
+        self.run.flow.done(position)
+
+    # ---- step, validation and checkpoint ---------------------------------------------------------------------------------------
+
+    async def _end_step(self, step: int) -> None:
+        """Optimizer step `step` (0-based) is due: in all files it is number step + 1."""
+        run = self.run
+        began = run.now()
+        metrics = await self._call(self.drafter.step.remote(step), f"step {step + 1}")
+        run.step = step + 1
+        now = run.now()
+        self._seconds += now - began
+        tally, self.tally = self.tally, StepTally()
+        rates = run.meter.step(now, tally.real_tokens, tally.padded_tokens)
+        tokens_left = max(run.meter.total_tokens - run.meter.done_tokens, 0)
+        record = {
+            "step": run.step,
+            **metrics,
+            "loss_smooth": run.meter.smooth(metrics["loss"], tally.supervised),
+            "real_tokens": tally.real_tokens,
+            "padded_tokens": tally.padded_tokens,
+            **rates,
+            "mean_document_tokens": tally.real_tokens / max(tally.documents, 1),
+            "buckets": sorted(tally.buckets),
+            "q_pre": list(run.flow.queues().values()),
+            "ahead": run.flow.ahead,
+            "q_hs": run.flow.features_waiting(),
+            "window_bytes": run.flow.window_used,
+            "targets": len(run.flow.targets),
+            "seconds": now - self.step_began,
+            "eta_seconds": run.meter.eta_seconds(tokens_left, rates["real_tokens_per_second"]),
+            "time": now,
+        }
+        self.step_began = now
+        trained, self.trained = self.trained, []
+        run.folder.append(TRAINED, *trained)
+        run.folder.append(METRICS, record)
+        run.say(console_line(record, self.total_steps))
+        self.last_loss = record
+        self._look_at(record, tally)
+
+    def _look_at(self, record: dict[str, Any], tally: StepTally) -> None:
+        run = self.run
+        if record.get("skipped"):
+            self.skipped_in_a_row += 1
+            run.event("step_skipped", f"step {run.step}: {record['skipped']}", sample_ids=tally.sample_ids)
+            if self.skipped_in_a_row >= run.spec.config.train.max_skipped_steps:
+                raise RunFailed(f"{self.skipped_in_a_row} steps in a row were skipped, last: {record['skipped']}")
+            return
+        self.skipped_in_a_row = 0
+        factor = run.meter.spike(record["loss"])
+        if factor is not None:
+            run.event("spike", f"loss {record['loss']:.3f} is {factor:.1f} times the rolling median", sample_ids=tally.sample_ids)
+        advice = balance_advice(record["drafter_wait"], record["target_wait"], record["targets"])
+        if advice is not None and run.step % 20 == 0:
+            run.say(advice)
+
+    async def _end_validation(self, step: int) -> None:
+        run = self.run
+        sums, self.validation = self.validation, []
+        if not sums:
+            return
+        metrics = await self._call(self.drafter.combine.remote(sums), "validation metrics")
+        run.folder.append(VALIDATION, {"step": step, **metrics})
+        run.say(f"validation at step {step}: tau {metrics['tau']:.3f} loss {metrics['loss']:.3f} acc {metrics['accuracy']:.3f}")
+        if self.best_tau is None or metrics["tau"] > self.best_tau:
+            self.best_tau, self.best_name = metrics["tau"], f"step-{step:08d}"
+            await self._checkpoint("best validation tau so far")
+
+    async def _maybe_checkpoint(self) -> None:
+        run, config = self.run, self.run.spec.config.checkpoint
+        if self.checkpoint_step == run.step:
+            return
+        if run.flow.next >= run.end:
+            reason = "end of the run"
+        elif run.stop_reason is not None:
+            reason = run.stop_reason
+        elif run.step % config.every_steps == 0:
+            reason = f"every {config.every_steps} steps"
+        elif run.now() - self.last_checkpoint >= config.every_minutes * 60:
+            reason = f"every {config.every_minutes:g} minutes"
+        else:
+            return
+        await self._checkpoint(reason)
+
+    async def _checkpoint(self, reason: str) -> None:
+        """Takes the snapshot now, between two steps, and lets it be written while training goes on."""
+        run = self.run
+        await self._finish_writing()
+        await self._call(self.drafter.snapshot.remote(), "snapshot")
+        next_batch = min(run.step * run.line.batches_per_step, run.line.batches)
+        meta = {
+            "step": run.step,
+            "next_batch": next_batch,
+            "set_aside": list(run.aside.values()),
+            "best_tau": self.best_tau,
+            "best_name": self.best_name,
+            **self.identity,
+        }
+        self.checkpoint_step, self.last_checkpoint = run.step, run.now()
+        self.writing = asyncio.ensure_future(self._write(meta, reason))
+
+    async def _write(self, meta: dict[str, Any], reason: str) -> None:
+        run, began = self.run, self.run.now()
+        call = self.drafter.write.remote(run.folder.checkpoints, meta)
+        try:
+            path = await answer(call, "drafter", "checkpoint", CALL_LIMIT)
+        except ActorLost:
+            return  # the walk notices the death itself
+        except ray.exceptions.RayTaskError as error:
+            cause = cause_of(error)
+            run.event("checkpoint_failed", f"step {meta['step']}: {first_line(cause)}; training goes on, the last good one stays")
+            return
+        run.event("checkpoint", f"step {meta['step']} ({reason})", path=path, seconds=run.now() - began)
+        prune(run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
+        if self.best_name == Path(path).name:
+            run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau})
+
+    async def _finish_writing(self) -> None:
+        if self.writing is not None:
+            await asyncio.gather(self.writing, return_exceptions=True)
+            self.writing = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the drafter while it trains: micro-steps and optimizer steps, no waiting."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    async def close(self) -> None:
+        await self._finish_writing()

@@ -1,0 +1,291 @@
+"""CoordinatorActor: owns the channels and the refs, spawns and heals the others, measures and reports. Its loops never block."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.batcher import BatcherActor
+from actors.consumer import Consumer
+from actors.placement import actor_options
+from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from actors.targets import TargetPool
+from dflash_ray.flow import Flow
+from dflash_ray.line import Line
+from dflash_ray.metrics import Meter
+from dflash_ray.restarts import RestartBudget
+from dflash_ray.run_folder import RunFolder
+from dflash_ray.setup import RunSpec
+
+STORE_SHARE = 0.7  # of the object store may be features in flight
+START_LIMIT = 1800.0
+FETCH_LIMIT = 300.0
+
+
+@ray.remote
+class CoordinatorActor:
+    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any]):
+        self.spec, self.resume, self.store_bytes, self.facts = spec, resume, store_bytes, facts
+        self.run_state: RunState | None = None
+        self.pool: TargetPool | None = None
+        self.consumer: Consumer | None = None
+        self.batcher: Any = None
+        self.batcher_budget = RestartBudget(spec.config.flow.restarts_per_hour)
+        self.early_stop: str | None = None
+        self.ready = False  # every actor but the targets is up, the flow may move
+        self.ended = asyncio.Event()
+        self.tasks: set[asyncio.Task] = set()
+
+    def __repr__(self) -> str:
+        return "coordinator"
+
+    # ---- the run -------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> dict[str, Any]:
+        """The whole run. Returns its summary; raises ValueError for what the user must change, RunFailed for what broke."""
+        try:
+            run = await self._start()
+            began = time.time()
+            await self.consumer.consume()
+            await self.consumer.close()
+            return self._summary(time.time() - began, run)
+        except ActorLost as error:
+            raise RunFailed(str(error)) from None
+        finally:
+            if self.pool is not None:
+                self.pool.close()
+            for task in list(self.tasks):
+                task.cancel()
+            self.ended.set()
+            if self.run_state is not None:
+                self.run_state.pulse.beat()
+
+    async def _start(self) -> RunState:
+        spec = self.spec
+        await self._start_batcher()
+        plan = await self._plan()
+        config = spec.config
+        line = Line(plan["batches"], config.train.batches_per_step, config.validation.every_steps, plan["validation_batches"])
+        end = line.total
+        if config.run.max_steps is not None and config.run.max_steps < line.steps:
+            end = line.position(config.run.max_steps * line.batches_per_step)
+        flow = Flow(
+            end,
+            window=spec.window,
+            window_bytes=self._window_bytes(plan),
+            prefetch=config.flow.prefetch_batches,
+            queue_per_target=config.flow.queue_per_target,
+            slow_factor=config.flow.slow_factor,
+        )
+        run = self.run_state = RunState(spec, RunFolder(spec.run_dir), line, flow, Meter(plan["tokens"]), end)
+        run.stop_reason = self.early_stop
+        run.folder.create(config, self.facts)
+        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
+        self.consumer = Consumer(run, self.pump, line.steps, identity)
+        self.consumer.initial = self.resume
+        self.pool = TargetPool(run, self.pump)
+        run.say(
+            f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
+            f"starting {config.targets} targets and 1 drafter on {spec.device}"
+        )
+        starting = asyncio.ensure_future(self.consumer.bring_up(self.resume))
+        self.pool.resize(config.targets)
+        next_batch = await starting
+        self._check_identity(identity)
+        if next_batch:
+            flow.skip_to(line.position(next_batch))
+        run.folder.rewind(run.step, next_batch)
+        run.meter.skip(plan["tokens"] * next_batch // max(plan["batches"], 1))
+        if self.resume is not None:
+            run.event("resumed", f"from {self.resume}: step {run.step}, next batch {next_batch}", batch=next_batch)
+        run.meter.start(run.now())
+        self.consumer.step_began = run.now()
+        self.ready = True
+        self.pump()
+        return run
+
+    def _check_identity(self, mine: dict[str, Any]) -> None:
+        """A checkpoint continues only the run it was made by: the same data, plan and seed."""
+        keys = {"plan": "data, batching, anchors, train.epochs", "dataset": "data.path", "batches_per_step": "train.batches_per_step"}
+        for name, value in self.consumer.resumed.items():
+            if name in mine and mine[name] != value:
+                raise ValueError(
+                    f"--resume: the checkpoint's {name} is {value}, this run's is {mine[name]}; "
+                    f"continue with the same {keys.get(name, 'run.' + name)}, or start over with --fresh"
+                )
+
+    def _window_bytes(self, plan: dict[str, Any]) -> int:
+        """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""
+        tokens, anchors = plan["most_tokens"], plan["most_anchors"]
+        largest = self.spec.message_bytes(tokens, anchors)
+        room = int(STORE_SHARE * self.store_bytes)
+        wanted = self.spec.config.flow.window_bytes or room
+        if largest > room:
+            raise ValueError(
+                f"batching.token_budget: the largest batch has {tokens:,} tokens x {self.spec.shape.features:,} features "
+                f"x {self.spec.feature_bytes} B = {largest / 1e6:,.0f} MB, more than {STORE_SHARE:g} of the object store "
+                f"({self.store_bytes / 1e6:,.0f} MB); lower the budget or enlarge the store (/dev/shm)"
+            )
+        if wanted > room:
+            raise ValueError(
+                f"flow.window_bytes: {wanted / 1e6:,.0f} MB is more than {STORE_SHARE:g} of the object store "
+                f"({self.store_bytes / 1e6:,.0f} MB = {room / 1e6:,.0f} MB usable); lower it or enlarge the store (/dev/shm)"
+            )
+        return wanted
+
+    # ---- batcher -------------------------------------------------------------------------------------------------------------
+
+    async def _start_batcher(self) -> None:
+        self.batcher = BatcherActor.options(**actor_options("batcher", "batcher", self.spec)).remote(self.spec)
+
+    async def _plan(self) -> dict[str, Any]:
+        try:
+            return await answer(self.batcher.describe.remote(), "batcher", "the plan", START_LIMIT)
+        except ray.exceptions.RayTaskError as error:
+            cause = cause_of(error)
+            raise (cause if isinstance(cause, ValueError) else RunFailed(f"batcher: {first_line(cause)}")) from None
+
+    async def _fetch(self, position: int) -> None:
+        run, item = self.run_state, self.run_state.item(position)
+        await run.until(lambda: self.batcher is not None)
+        batcher = self.batcher
+        meta_ref, tokens_ref = batcher.batch.remote(item.kind, item.number)
+        try:
+            meta = await answer(meta_ref, "batcher", f"batch {item.number}", FETCH_LIMIT)
+        except ActorLost as error:
+            if self.batcher is batcher:
+                await self._replace_batcher(error)
+            await self._fetch(position)
+            return
+        except ray.exceptions.RayTaskError as error:
+            raise RunFailed(f"batcher, {item.kind} batch {item.number}: {first_line(cause_of(error))}") from None
+        if run.flow.ready(position, self.spec.message_bytes(meta["tokens"], meta["anchors"]), meta["tokens"]):
+            run.batches[position] = (meta, tokens_ref)
+        self.pump()
+
+    async def _replace_batcher(self, error: ActorLost) -> None:
+        delay = self.batcher_budget.next_delay(self.run_state.now())
+        if delay is None:
+            raise RunFailed(f"{error}; the batcher's restarts of this hour are used up")
+        dead, self.batcher = self.batcher, None
+        self.run_state.event("batcher_restart", str(error), actor="batcher")
+        ray.kill(dead)
+        await asyncio.sleep(max(delay, 0.5))
+        await self._start_batcher()
+        self.pump()
+
+    # ---- the pump ------------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """After every change: let go of what nobody needs, fetch what is wanted, start what may start, wake who waits."""
+        run = self.run_state
+        if not self.ready or run.failure is not None:
+            return
+        for position in run.flow.take_dropped():
+            run.batches.pop(position, None)
+            run.features.pop(position, None)
+        if self.batcher is not None:
+            for position in run.flow.wanted():
+                self._fetch_or_leave_aside(position)
+        for name, position in run.flow.assign():
+            self.pool.compute(name, position)
+        run.pulse.beat()
+
+    def _fetch_or_leave_aside(self, position: int) -> None:
+        run, item = self.run_state, self.run_state.item(position)
+        if item.kind == "train" and item.number in run.aside:
+            run.flow.set_aside(position)
+            return
+        task = asyncio.ensure_future(self._fetch(position))
+        self.tasks.add(task)
+        task.add_done_callback(self._fetched)
+
+    def _fetched(self, task: asyncio.Task) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.run_state.fail(task.exception())
+
+    # ---- what others ask -----------------------------------------------------------------------------------------------------
+
+    async def stop(self, reason: str) -> None:
+        """Ends the run at the next step boundary, with a checkpoint."""
+        self.early_stop = reason
+        if self.run_state is not None:
+            self.run_state.stop_reason = reason
+            self.run_state.pulse.beat()
+
+    async def scale(self, targets: int) -> None:
+        if targets < 1:
+            raise ValueError(f"targets: {targets}; a run needs at least 1")
+        run = self.run_state
+        if run is None or self.pool is None:
+            raise ValueError("the run has not started yet; try again in a moment")
+        before = self.pool.wanted
+        self.pool.resize(targets)
+        run.event("scaled", f"{before} -> {targets} targets at step {run.step}", targets=targets)
+
+    async def reports(self, after: int, wait: float) -> dict[str, Any]:
+        """Console lines from number `after` on; returns when there is one, the run has ended, or `wait` seconds have passed."""
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            lines = self.run_state.lines if self.run_state is not None else []
+            if len(lines) > after or self.ended.is_set():
+                break
+            await asyncio.sleep(0.05)
+        lines = self.run_state.lines[after:] if self.run_state is not None else []
+        return {"lines": lines, "ended": self.ended.is_set(), **self._progress()}
+
+    def _progress(self) -> dict[str, Any]:
+        run = self.run_state
+        if run is None:
+            return {"step": 0, "steps": 0, "finished": False}
+        last = self.spec.config.run.max_steps
+        steps = min(run.line.steps, last) if last else run.line.steps
+        return {"step": run.step, "steps": steps, "finished": run.flow.next >= run.end}
+
+    async def status(self) -> dict[str, Any]:
+        """Everything `jobs.status` shows, from memory: nobody is asked, so nobody can keep it waiting."""
+        run = self.run_state
+        if run is None or self.pool is None:
+            return {"state": "starting", **self._progress()}
+        flow = run.flow
+        return {
+            "state": "ended" if self.ended.is_set() else "stopping" if run.stop_reason else "running" if self.ready else "starting",
+            **self._progress(),
+            "targets": self.pool.table(),
+            "drafter": {**self.consumer.facts, "restarts": self.consumer.budget.total},
+            "queues": {
+                "q_pre": list(flow.queues().values()),
+                "ahead": flow.ahead,
+                "q_hs": flow.features_waiting(),
+                "window_bytes": flow.window_used,
+                "window_bytes_limit": flow.window_bytes,
+                "window": flow.window,
+            },
+            "last_step": self.consumer.last_loss,
+            "set_aside": len(run.aside),
+        }
+
+    def _summary(self, seconds: float, run: RunState) -> dict[str, Any]:
+        last = self.consumer.last_loss
+        return {
+            "steps": run.step,
+            "finished": run.flow.next >= run.end,
+            "topology": self.spec.config.topology,
+            "strategy": self.spec.strategy,
+            "seconds": seconds,
+            "loss": last.get("loss"),
+            "training_tau": last.get("tau"),
+            "real_tokens_per_second": last.get("real_tokens_per_second"),
+            "target_tokens_per_second": self.pool.tokens_per_second,
+            "drafter_tokens_per_second": self.consumer.tokens_per_second,
+            "padding_efficiency": run.meter.padding_efficiency,
+            "best_checkpoint": self.consumer.best_name,
+            "best_validation_tau": self.consumer.best_tau,
+            "set_aside": list(run.aside.values()),
+            "restarts": sum(t["restarts"] for t in self.pool.table()) + self.consumer.budget.total + self.batcher_budget.total,
+        }

@@ -1,0 +1,108 @@
+"""DrafterActor: receives features in its own thread while it trains, and keeps the only state of the run that changes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from dflash_ray.batch import Batch
+from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
+from dflash_ray.draft.trainer import FeatureError, check_features
+from dflash_ray.payload import Packed, unpack
+from dflash_ray.processes import facts, set_threads
+from dflash_ray.setup import RunSpec, make_trainer
+
+
+@ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
+class DrafterActor:
+    def __init__(self, spec: RunSpec, total_steps: int):
+        self.spec = spec
+        set_threads(spec.config.cpu.threads_per_actor)
+        self.trainer = make_trainer(spec, total_steps)
+        self._staged: dict[int, tuple[Batch, torch.Tensor, tuple | None]] = {}
+        self._sums: Counter[str] = Counter()
+        self._snapshot: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return "drafter"
+
+    @ray.method(concurrency_group="ask")
+    def describe(self) -> dict[str, Any]:
+        return facts()
+
+    @ray.method(concurrency_group="stage")
+    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: dict[str, Packed]) -> str | None:
+        """Checks the features of `position` and copies them to the device. Returns what is wrong with them, or None."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
+            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
+        tensors = {name: unpack(packed) for name, packed in payload.items()}
+        teacher = None
+        if "teacher_rows" in tensors:
+            teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"].to(self.spec.device))
+        features = tensors["features"].to(self.spec.device)
+        try:
+            check_features(batch, features, self.spec.shape)
+        except FeatureError as error:
+            return str(error)
+        self._staged[position] = (batch, features, teacher)
+        return None
+
+    @ray.method(concurrency_group="train")
+    def train(self, position: int) -> float:
+        """One micro-step on the staged `position`. Returns its seconds."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        began = time.perf_counter()
+        batch, features, teacher = self._staged.pop(position)
+        self._sums.update(self.trainer.micro_step(batch, features, teacher))
+        return time.perf_counter() - began
+
+    @ray.method(concurrency_group="train")
+    def step(self, step: int) -> dict[str, Any]:
+        """The optimizer step numbered `step` (0-based) over the micro-steps since the last one. Returns its metrics."""
+        outcome = self.trainer.optimizer_step(step)
+        metrics = self.trainer.step_metrics(self._sums)
+        self._sums = Counter()
+        return {**metrics, **outcome}
+
+    @ray.method(concurrency_group="train")
+    def evaluate(self, position: int) -> dict[str, float]:
+        """Validation sums of the staged `position`; changes nothing."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        batch, features, teacher = self._staged.pop(position)
+        return self.trainer.evaluate(batch, features, teacher)
+
+    @ray.method(concurrency_group="train")
+    def combine(self, sums: list[dict[str, float]]) -> dict[str, float]:
+        """Metrics of a whole validation pass from the sums of its batches."""
+        total: Counter[str] = Counter()
+        for part in sums:
+            total.update(part)
+        return self.trainer.step_metrics(total)
+
+    @ray.method(concurrency_group="train")
+    def snapshot(self) -> None:
+        """A copy of the state on the host, taken between two steps, so that it can be written while training goes on."""
+        tensors, meta = self.trainer.state_dict()
+        self._snapshot = ({name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, meta)
+
+    @ray.method(concurrency_group="save")
+    def write(self, folder: Path, meta: dict[str, Any]) -> str:
+        """Writes the snapshot as a checkpoint; OSError (disk full) leaves the earlier ones whole."""
+        assert self._snapshot is not None
+        (tensors, trainer_meta), self._snapshot = self._snapshot, None
+        return str(save_checkpoint(folder, tensors, {**meta, "trainer": trainer_meta, "shape": self.spec.shape.as_dict()}))
+
+    @ray.method(concurrency_group="train")
+    def load(self, path: Path) -> dict[str, Any]:
+        """Restores the state of a checkpoint. Returns its meta."""
+        checkpoint = read_checkpoint(path)
+        self.trainer.load_state_dict(checkpoint.tensors(), checkpoint.meta["trainer"])
+        self._staged.clear()
+        self._sums = Counter()
+        return checkpoint.meta

@@ -1,0 +1,36 @@
+"""Where actors run and what they may use: the one place that knows Ray's resource options.
+
+Every process asks for no CPU, so a laptop with two cores runs all of them; on a machine with GPUs targets and drafter ask for theirs.
+Actors without a GPU see none: Ray does not hide GPUs from an actor that asked for 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_ray.setup import RunSpec
+
+
+def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
+    """Options for one actor of `role` (coordinator, batcher, target, drafter) under the actor name `name`."""
+    env = {"OMP_NUM_THREADS": str(spec.config.cpu.threads_per_actor), "TOKENIZERS_PARALLELISM": "false"}
+    options: dict[str, Any] = {"name": name, "namespace": spec.namespace, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    if spec.device == "cuda" and role in ("target", "drafter"):
+        placement = spec.config.placement
+        options["num_gpus"] = placement.gpus_per_target if role == "target" else placement.gpus_per_drafter
+        env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if role == "coordinator":
+        options["max_concurrency"] = 1000
+    options["runtime_env"] = {"env_vars": env}
+    return options
+
+
+def gpus_wanted(spec_targets: int, gpus_per_target: float, gpus_per_drafter: float) -> float:
+    return spec_targets * gpus_per_target + gpus_per_drafter
+
+
+def name_taken(error: ValueError) -> bool:
+    """Ray has not buried the dead actor of this name yet; a moment later the name is free."""
+    return "already taken" in str(error)

@@ -1,0 +1,117 @@
+"""What the coordinator's parts share: the flow, the refs that belong to its positions, and a pulse that wakes whoever waits for either.
+
+The coordinator makes every call, so it owns every ref: a value returned by an actor call survives that actor's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from dflash_ray.flow import Flow
+from dflash_ray.line import Item, Line
+from dflash_ray.metrics import Meter
+from dflash_ray.run_folder import RunFolder
+from dflash_ray.setup import RunSpec
+
+
+class ActorLost(Exception):
+    """An actor died or did not answer in time; says which and what was waited for."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message is for the user."""
+
+
+class Pulse:
+    """`beat` wakes everyone in `until`, who then looks at the state again: nobody polls, nobody misses a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def beat(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._event.wait()
+
+
+async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
+    """The value of an actor call. ActorLost if `who` is dead or says nothing for `limit` seconds; its own exceptions pass through."""
+    waiting = asyncio.ensure_future(_resolve(ref))
+    done, _ = await asyncio.wait({waiting}, timeout=limit)
+    if not done:
+        waiting.cancel()
+        raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s")
+    try:
+        return waiting.result()
+    except (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError) as error:
+        raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
+    except (ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError) as error:
+        raise ActorLost(f"{who}: the result of {what} is lost: {first_line(error)}") from None
+
+
+async def _resolve(ref: ray.ObjectRef) -> Any:
+    return await ref
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
+    """What was raised inside the actor, without Ray's wrapping."""
+    return error.cause if isinstance(error.cause, BaseException) else error
+
+
+@dataclass
+class RunState:
+    spec: RunSpec
+    folder: RunFolder
+    line: Line
+    flow: Flow
+    meter: Meter
+    end: int  # the position at which this run stops: the end of the line, or of run.max_steps
+    pulse: Pulse = field(default_factory=Pulse)
+    batches: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, tokens
+    features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload
+    aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
+    failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
+    arrivals: int = 0  # features received so far, in whatever order
+    step: int = 0  # optimizer steps done
+    failure: BaseException | None = None
+    stop_reason: str | None = None
+    lines: list[str] = field(default_factory=list)  # console
+
+    def item(self, position: int) -> Item:
+        return self.line.item(position)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.pulse.beat()
+
+    def event(self, kind: str, reason: str, **more: Any) -> None:
+        self.folder.event(kind, self.step, reason, **more)
+        self.say(f"{kind}: {reason}")
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with `error`; the first one counts."""
+        self.failure = self.failure or error
+        self.pulse.beat()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for `condition`, or raises what ended the run."""
+        await self.pulse.until(lambda: self.failure is not None or condition())
+        if self.failure is not None:
+            raise self.failure
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()

@@ -1,0 +1,159 @@
+"""Checkpoints that are whole or do not exist.
+
+A checkpoint is a folder `step-00000015` with `state.safetensors` (float32 state) and `meta.json`, which holds the size and the digest of
+the tensors and a digest of itself. It is written under a temporary name, synced and renamed, so a crash at any moment leaves the one
+before it intact. Reading checks both digests: a torn, truncated, bit-flipped or foreign folder is refused by name with the reason.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+FORMAT = "dflash-ray checkpoint 1"
+NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.meta["step"]
+
+    @property
+    def next_batch(self) -> int:
+        return self.meta["next_batch"]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        try:
+            return load_file(self.path / "state.safetensors")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"checkpoint {self.path}: state.safetensors cannot be read: {error}") from None
+
+
+def save_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> Path:
+    """Writes `folder/step-XXXXXXXX` for `meta["step"]`; OSError (disk full) leaves what was there before as it was."""
+    assert {"step", "next_batch"} <= meta.keys()
+    final = folder / f"step-{meta['step']:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".writing-{final.name}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        state = temporary / "state.safetensors"
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, state)
+        except SafetensorError as error:  # safetensors wraps the system's error in its own
+            raise OSError(str(error)) from None
+        whole = {"format": FORMAT, **meta, "state_bytes": state.stat().st_size, "state_digest": _digest_file(state)}
+        whole["digest"] = _digest_meta(whole)
+        (temporary / "meta.json").write_text(json.dumps(whole, indent=1, allow_nan=False))
+        for path in (state, temporary / "meta.json", temporary):
+            _sync(path)
+        if final.exists():  # the same step saved again after a rewind; the state is the same, bit for bit
+            old = folder / f".old-{final.name}-{os.getpid()}"
+            final.rename(old)
+            temporary.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.rename(final)
+        _sync(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, verified whole. ValueError names the folder and what is wrong with it."""
+
+    def refuse(reason: str) -> ValueError:
+        return ValueError(f"checkpoint {path}: {reason}")
+
+    if not path.is_dir():
+        raise refuse("no such folder")
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise refuse("meta.json is missing; this is no whole checkpoint") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise refuse(f"meta.json cannot be read ({type(error).__name__})") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise refuse(f"meta.json is not of the format {FORMAT!r}; it was not written by this trainer")
+    if meta.get("digest") != _digest_meta(meta):
+        raise refuse("meta.json does not match its own digest; it was changed or damaged")
+    state = path / "state.safetensors"
+    if not state.is_file():
+        raise refuse("state.safetensors is missing")
+    if state.stat().st_size != meta["state_bytes"]:
+        raise refuse(f"state.safetensors has {state.stat().st_size:,} bytes instead of {meta['state_bytes']:,}")
+    if _digest_file(state) != meta["state_digest"]:
+        raise refuse("state.safetensors does not match its digest; it is damaged")
+    return Checkpoint(path, meta)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete-looking checkpoint folders, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir())
+
+
+def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and one line per newer one that was refused."""
+    refused: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return read_checkpoint(path), refused
+        except ValueError as error:
+            refused.append(str(error))
+    return None, refused
+
+
+def prune(folder: Path, keep: int, best: str | None) -> list[Path]:
+    """Removes all but the newest `keep` checkpoints and the one named `best`; also leftovers of crashed writers."""
+    paths = list_checkpoints(folder)
+    gone = [path for path in paths[: max(len(paths) - keep, 0)] if path.name != best]
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+    return gone
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Temporary folders of a writer that was killed. Only at start, when nobody writes."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name.startswith((".writing-", ".old-")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _digest_meta(meta: dict[str, Any]) -> str:
+    rest = {key: value for key, value in meta.items() if key != "digest"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,169 @@
+"""Losses of a micro-step and their gradients with respect to the drafter's output, without `[labels, V]` logits ever existing whole.
+
+The head is frozen, so all that is wanted of it is the gradient at its input. A chunk of label rows gives that at once:
+`(softmax - one_hot) @ head`; forward and backward are one pass and nothing is computed twice. A row's weight scales its gradient, so the
+D-PACE weights, which need the probabilities of a whole block, are applied after all chunks.
+
+Sums and gradients are not normalised here. ce, kl and tv are divided by the weight sum of the whole optimizer step, dpace by its valid
+anchors, and neither is known before the step's last batch; so each of the two kinds has a gradient of its own (see `trainer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dflash_ray.config import LossConfig
+from dflash_ray.draft.labels import Labels, dpace_weights
+
+WEIGHT, ANCHORS = "weight", "anchors"  # the two divisors, names of sums
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """What the head says about R rows; gradients are with respect to the rows, each row at weight 1."""
+
+    log_q: Tensor  # float32 [R] log probability of the label
+    guess: Tensor  # int64 [R] argmax
+    hard: Tensor | None  # [R, H] gradient of the label's cross-entropy
+    kl: Tensor | None  # float32 [R] KL(teacher || drafter)
+    tv: Tensor | None  # float32 [R] total variation, in 0..1
+    soft: Tensor | None  # [R, H] gradient of kl_scale * kl + tv_scale * tv
+
+
+# (rows [R, H], head [V, H], tokens [R], teacher [R, H] or None, kl_scale, tv_scale, chunk, gradients) -> HeadPass
+Head = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float, int, bool], HeadPass]
+
+
+def head_for(device: torch.device | str) -> Head:
+    """The head pass for a device: the one place that chooses."""
+    return plain_head
+
+
+@torch.no_grad()
+def plain_head(
+    rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, kl_scale: float, tv_scale: float, chunk: int, gradients: bool
+) -> HeadPass:
+    """Plain torch: at most `chunk` rows of logits at a time, softmax in float32 or wider. `teacher` rows pass through the same head."""
+    buffers = [_buffer(rows, head, chunk) for _ in range(1 if teacher is None else 2)]
+    parts = []
+    for low in range(0, len(rows), chunk):
+        part = slice(low, low + chunk)
+        label = tokens[part, None]
+        p = _logits(rows[part], head, buffers[0])
+        top, guess = p.max(1)
+        log_q = p.gather(1, label)[:, 0] - top
+        hard = kl = tv = soft = None
+        if teacher is not None:
+            kl, tv, soft = _divergences(p, _logits(teacher[part], head, buffers[1]), kl_scale, tv_scale)
+            soft = (soft.to(rows.dtype) @ head).to(p.dtype) if gradients else None
+        total = p.sub_(top[:, None]).exp_().sum(1)
+        log_q -= total.log()
+        if gradients:
+            # (p / total - one_hot) @ head, the division after the product: it then costs [r, H] instead of [r, V]
+            p.scatter_add_(1, label, -total[:, None])
+            hard = (p.to(rows.dtype) @ head).to(p.dtype) / total[:, None]
+        parts.append((log_q, guess, hard, kl, tv, soft))
+    return HeadPass(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _divergences(logits: Tensor, wanted: Tensor, kl_scale: float, tv_scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(teacher || drafter) [r], total variation [r], and the gradient of their scaled sum with respect to the drafter's logits [r, V].
+
+    kl: drafter - teacher. tv = sum |p - t| / 2: p (s - sum p s) / 2 with s the sign of p - t.
+    """
+    log_p, log_t = logits.log_softmax(1), wanted.log_softmax(1)
+    p, t = log_p.exp(), log_t.exp()
+    kl, off = (t * (log_t - log_p)).sum(1), p - t
+    sign = off.sign()
+    slope = p * (sign - (p * sign).sum(1, keepdim=True))
+    return kl, off.abs().sum(1) / 2, kl_scale * off + (tv_scale / 2) * slope
+
+
+def _buffer(rows: Tensor, head: Tensor, chunk: int) -> Tensor:
+    return rows.new_empty(min(chunk, len(rows)), len(head), dtype=torch.promote_types(rows.dtype, torch.float32))
+
+
+def _logits(rows: Tensor, head: Tensor, buffer: Tensor) -> Tensor:
+    """rows [r, H] -> logits [r, V] in the buffer: fresh memory of this size would cost as much as half the product on a CPU."""
+    out = buffer[: len(rows)]
+    return torch.mm(rows, head.T, out=out) if rows.dtype == out.dtype else out.copy_(rows @ head.T)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of one micro-step: unnormalised gradients [R, H] by divisor, and sums that add up over batches."""
+
+    gradients: dict[str, Tensor]
+    sums: dict[str, float]
+
+
+def block_losses(
+    rows: Tensor, head: Tensor, labels: Labels, config: LossConfig, chunk: int, teacher: Tensor | None = None, gradients: bool = True
+) -> Losses:
+    """Drafter output rows [R, H] at the label slots, head [V, H], teacher rows [R, H] where kl or tv is wanted (dflash.md, loss).
+
+    Sums: the counts of `Labels.of`; `ce`, `kl`, `tv` weighted by decay and `dpace` by its own weights; `correct` and `slot_correct.k`
+    (argmax equals the label); `tau` (leading matches + 1 of complete blocks).
+    """
+    seen = head_for(rows.device)(rows, head, labels.tokens, teacher, config.kl, config.tv, chunk, gradients)
+    decay = labels.decay.to(seen.log_q.dtype)
+    pace = dpace_weights(seen.log_q, labels, config.alpha)
+    correct = seen.guess == labels.tokens
+    run = labels.grid(correct.int(), 0).cumprod(1).sum(1) + 1
+    totals = {
+        "ce": -(decay * seen.log_q).sum(),
+        "dpace": -(pace * seen.log_q).sum(),
+        "correct": correct.sum(),
+        "tau": (run * labels.complete).sum(),
+    }
+    if config.needs_teacher:
+        totals |= {"kl": (decay * seen.kl).sum(), "tv": (decay * seen.tv).sum()}
+    totals |= {f"slot_correct.{k}": total for k, total in enumerate(labels.grid(correct.int(), 0).sum(0), start=1)}
+    values = torch.stack([value.double() for value in totals.values()]).tolist()  # one wait for the device
+    sums = empty_sums(labels) | dict(zip(totals, values, strict=True))
+    return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, sums)
+
+
+def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    """Row weights times row gradients, one result per divisor that has a positive weight."""
+    out = {}
+    if config.ce + config.kl + config.tv > 0:
+        row = seen.soft if seen.soft is not None else torch.zeros_like(seen.hard)
+        out[WEIGHT] = torch.addcmul(row * decay[:, None], seen.hard, decay[:, None], value=config.ce).to(dtype)
+    if config.dpace > 0:
+        out[ANCHORS] = (seen.hard * (config.dpace * pace)[:, None]).to(dtype)
+    return out
+
+
+def empty_sums(labels: Labels) -> dict[str, float]:
+    """The sums of a batch that the drafter has not looked at: its counts, and 0 for everything else."""
+    zeros = ["ce", "dpace", "kl", "tv", "correct", "tau", *(f"slot_correct.{k}" for k in range(1, labels.block_size))]
+    return dict.fromkeys(zeros, 0.0) | labels.counts
+
+
+def step_metrics(sums: dict[str, float], config: LossConfig, block_size: int) -> dict[str, float | list[float]]:
+    """Means of summed sums; what has nothing to divide by is 0.
+
+    `loss` is the mixture that is trained. `tau` is the mean over complete blocks of leading matches + 1, `tau_blocks` the share of such
+    blocks among the anchors with a label, `supervised_tokens_covered` the share of supervised tokens that are the label of some slot.
+    """
+
+    def share(part: float, whole: str) -> float:
+        return part / sums[whole] if sums[whole] else 0.0
+
+    soft = config.ce * sums["ce"] + config.kl * sums["kl"] + config.tv * sums["tv"]
+    return {
+        "loss": share(soft, WEIGHT) + share(config.dpace * sums["dpace"], ANCHORS),
+        "ce": share(sums["ce"], WEIGHT),
+        "dpace": share(sums["dpace"], ANCHORS),
+        **({"kl": share(sums["kl"], WEIGHT), "tv": share(sums["tv"], WEIGHT)} if config.needs_teacher else {}),
+        "accuracy": share(sums["correct"], "labels"),
+        "tau": share(sums["tau"], "blocks"),
+        "tau_blocks": share(sums["blocks"], ANCHORS),
+        "supervised_tokens_covered": share(sums["covered"], "supervised"),
+        "slot_accuracy": [share(sums[f"slot_correct.{k}"], f"slot_labels.{k}") for k in range(1, block_size)],
+    }

@@ -1,0 +1,277 @@
+"""Trains one drafter: micro-steps that add gradients, optimizer steps that divide and use them.
+
+What it promises:
+
+- the same batches in the same order give the same bits on a CPU at equal threads, also across `state_dict` and `load_state_dict`;
+- gradients are summed unnormalised in float32 and divided once per optimizer step, so how a step is cut into batches changes nothing:
+  ce, kl and tv by the step's weight sum, dpace by its valid anchors. A mixture of both kinds keeps two sums of gradients, because
+  neither divisor nor their ratio is known before the step's last batch;
+- a step without a label or with a non-finite gradient changes no weight, is reported, and still counts as a step;
+- received features are never written to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dflash_ray.batch import Batch
+from dflash_ray.config import Config
+from dflash_ray.draft.export import read_shape, read_tensors
+from dflash_ray.draft.labels import Labels, decay_gamma
+from dflash_ray.draft.loss import block_losses, empty_sums, step_metrics
+from dflash_ray.draft.mask import Blocks
+from dflash_ray.draft.model import DraftModel, initialise
+from dflash_ray.draft.noise import add_noise
+from dflash_ray.draft.optim import Optimizer
+from dflash_ray.draft.schedule import noise_std, rate_factor
+from dflash_ray.draft.shape import DraftShape
+
+Teacher = tuple[np.ndarray, Tensor]  # positions int [P] in the batch, ascending, and final-normed hidden rows [P, H] there
+
+
+class FeatureError(ValueError):
+    """What a target sent is not what the batch and the shape ask for."""
+
+
+class Diverged(RuntimeError):
+    """Too many non-finite steps in a row."""
+
+
+class DraftTrainer:
+    """`embed` and `head` [V, H] are the target's frozen tables (one tensor where tied); `total_steps` fixes the schedule."""
+
+    def __init__(
+        self, config: Config, shape: DraftShape, embed: Tensor, head: Tensor, device: torch.device | str, total_steps: int
+    ) -> None:
+        self.config, self.shape, self.total_steps = config, shape, total_steps
+        self.device = torch.device(device)
+        self.dtype = compute_dtype(config.train.precision, self.device)
+        self.gamma = decay_gamma(config.loss, shape.block_size)
+        self.embed = embed.detach().to(self.device, self.dtype)
+        self.head = self.embed if head is embed else head.detach().to(self.device, self.dtype)
+        self.model = DraftModel(shape)
+        if config.draft.init == "random":
+            initialise(self.model, config.run.seed)
+        else:
+            self.model.load_state_dict(warm_start(Path(config.draft.init), shape))
+        self.model.to(self.device)
+        self.averaged: DraftModel | None = None
+        if config.train.ema is not None:
+            self.averaged = DraftModel(shape).to(self.device).requires_grad_(False)
+            self.averaged.load_state_dict(self.model.state_dict())
+        self.optimizer = Optimizer(self.model.named_parameters(), config.optimizer)
+        self.step = 0  # the optimizer step that is being accumulated
+        self.updates = 0  # steps that changed weights
+        self.skipped = {"no_label": 0, "non_finite": 0}
+        self._non_finite_in_a_row = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._gradients: dict[str, list[Tensor | None]] = {}
+        self._divisors = {"weight": 0.0, "anchors": 0.0}
+
+    def micro_step(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
+        """Adds the gradients of one batch; features [T, L*H]. Returns sums that add up over batches, for `step_metrics`."""
+        check_features(batch, features, self.shape)
+        labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+        if not labels.count:
+            return empty_sums(labels)
+        features = features.to(self.device, non_blocking=True)
+        std = noise_std(self.config.noise, self.step, self.total_steps)
+        features = add_noise(features, batch, std, self.config.run.seed, len(self.shape.target_layer_ids)).to(self.dtype)
+        blocks = Blocks.of(batch, self.shape.block_size, self.device)
+        rows = self.model(features, blocks, self.embed, labels.rows)
+        losses = block_losses(
+            rows.detach(), self.head, labels, self.config.loss, self.config.train.head_chunk, self._teacher_rows(teacher, labels)
+        )
+        for divisor in self._divisors:
+            self._divisors[divisor] += labels.counts[divisor]
+        kinds = list(losses.gradients)
+        parameters = list(self.model.parameters())
+        for kind in kinds:
+            for parameter, gradient in zip(parameters, self._gradients.get(kind, [None] * len(parameters)), strict=True):
+                parameter.grad = gradient
+            rows.backward(losses.gradients[kind], retain_graph=kind != kinds[-1])
+            self._gradients[kind] = [parameter.grad for parameter in parameters]
+        return losses.sums
+
+    def optimizer_step(self, step: int) -> dict[str, Any]:
+        """Ends step number `step` (0, 1, ...): `lr`, `noise_std`, `grad_norm` before clipping, `skipped` None, no_label or non_finite."""
+        assert step == self.step, f"optimizer step {step} after {self.step - 1}"
+        factor = rate_factor(self.config.schedule, step, self.total_steps)
+        report: dict[str, Any] = {
+            "lr": self.config.optimizer.lr * factor,
+            "noise_std": noise_std(self.config.noise, step, self.total_steps),
+            "grad_norm": 0.0,
+            "skipped": None,
+        }
+        if self._divisors["anchors"] == 0:
+            report["skipped"] = "no_label"
+        else:
+            report["grad_norm"] = norm = self._divide_and_clip()
+            if math.isfinite(norm):
+                self.optimizer.step(factor)
+                self._average()
+                self.updates += 1
+            else:
+                report["skipped"] = "non_finite"
+        self._count(report["skipped"])
+        self.model.zero_grad(set_to_none=True)
+        self._clear()
+        self.step += 1
+        return report
+
+    def _divide_and_clip(self) -> float:
+        """Leaves the step's gradient, divided and clipped, in `grad`; returns its norm before clipping."""
+        (first, gradients), *others = self._gradients.items()
+        scale = 1 / self._divisors[first]
+        for kind, more in others:
+            torch._foreach_mul_(gradients, scale)
+            torch._foreach_add_(gradients, more, alpha=1 / self._divisors[kind])
+            scale = 1.0
+        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        torch._foreach_mul_(gradients, scale * min(1.0, self.config.optimizer.clip / (norm + 1e-12)))
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        return norm
+
+    def _average(self) -> None:
+        """Early on the average forgets faster, so that a short run's average does not remember its random start."""
+        if self.averaged is not None:
+            decay = min(self.config.train.ema, (1 + self.updates) / (10 + self.updates))
+            torch._foreach_lerp_(list(self.averaged.parameters()), [p.detach() for p in self.model.parameters()], 1 - decay)
+
+    def _count(self, skipped: str | None) -> None:
+        if skipped is not None:
+            self.skipped[skipped] += 1
+        self._non_finite_in_a_row = self._non_finite_in_a_row + 1 if skipped == "non_finite" else 0
+        if self._non_finite_in_a_row > self.config.train.max_skipped_steps:
+            raise Diverged(
+                f"the gradient was not finite in {self._non_finite_in_a_row} steps in a row, up to step {self.step}; "
+                "lower optimizer.lr, or look at the features of these batches"
+            )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
+        """Sums of a batch without noise and without gradients, from the averaged weights where `train.ema` is set."""
+        check_features(batch, features, self.shape)
+        labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+        if not labels.count:
+            return empty_sums(labels)
+        blocks = Blocks.of(batch, self.shape.block_size, self.device)
+        rows = self.serving_model(features.to(self.device, self.dtype), blocks, self.embed, labels.rows)
+        teacher_rows = self._teacher_rows(teacher, labels)
+        return block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, teacher_rows, gradients=False).sums
+
+    @property
+    def serving_model(self) -> DraftModel:
+        """The weights that validation, best checkpoint and export use."""
+        return self.averaged if self.averaged is not None else self.model
+
+    def step_metrics(self, sums: dict[str, float]) -> dict[str, Any]:
+        """Means of added-up sums; see `loss.step_metrics`."""
+        return step_metrics(sums, self.config.loss, self.shape.block_size)
+
+    def _teacher_rows(self, teacher: Teacher | None, labels: Labels) -> Tensor | None:
+        """[R, H] the target's final hidden rows before each label."""
+        if not self.config.loss.needs_teacher:
+            return None
+        if teacher is None:
+            raise FeatureError("loss.kl and loss.tv need the target's teacher rows, and none came with the features")
+        positions, rows = teacher
+        index = np.minimum(np.searchsorted(positions, labels.positions), len(positions) - 1)
+        if len(positions) == 0 or (np.asarray(positions)[index] != labels.positions).any():
+            raise FeatureError("a teacher row is missing for a label; the target was asked for other positions than the anchors need")
+        if rows.shape != (len(positions), self.shape.hidden):
+            raise FeatureError(f"teacher rows are {list(rows.shape)}, expected {[len(positions), self.shape.hidden]}")
+        return rows.to(self.device, self.dtype)[torch.from_numpy(index).to(self.device)]
+
+    # ---- state
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Float32 tensors by name (live ones: copy or write them before the next step) and JSON-able values. Only between steps."""
+        assert not self._gradients, "state exists at step boundaries only"
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.averaged is not None:
+            tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.state_dict().items()}
+        meta = {
+            "shape": self.shape.as_dict(),
+            "optimizer": self.config.optimizer.name,
+            "total_steps": self.total_steps,
+            "step": self.step,
+            "updates": self.updates,
+            "skipped": dict(self.skipped),
+            "non_finite_in_a_row": self._non_finite_in_a_row,
+        }
+        return tensors, meta
+
+    def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken. ValueError if shape, optimizer, schedule length or averaging differ."""
+        for what, mine, key in (
+            ("shape", self.shape.as_dict(), "the draft section"),
+            ("optimizer", self.config.optimizer.name, "optimizer.name"),
+            ("total_steps", self.total_steps, "data, batching or train.epochs"),
+        ):
+            if meta[what] != mine:
+                raise ValueError(f"the checkpoint's {what} is {meta[what]}, this run's is {mine}; resume with the same {key}")
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "averaged": {}}
+        for name, tensor in tensors.items():
+            kind, rest = name.split(".", 1)
+            parts[kind][rest] = tensor
+        if bool(parts["averaged"]) != (self.averaged is not None):
+            raise ValueError("the checkpoint and this run differ in train.ema; resume with the same setting")
+        self.model.load_state_dict(parts["model"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(parts["averaged"])
+        self.optimizer.load(parts["optimizer"])
+        self.step, self.updates = meta["step"], meta["updates"]
+        self.skipped, self._non_finite_in_a_row = dict(meta["skipped"]), meta["non_finite_in_a_row"]
+        self.model.zero_grad(set_to_none=True)
+        self._clear()
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`train.precision`: auto is bf16 on a GPU and float32 elsewhere."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def check_features(batch: Batch, features: Tensor, shape: DraftShape) -> None:
+    """FeatureError unless features are [T, L*H], bf16 or float32, finite, and no token's row is all zero."""
+    if features.dim() != 2 or features.shape[0] != batch.tokens or features.shape[1] != shape.features:
+        raise FeatureError(
+            f"batch {batch.number}: features are {list(features.shape)}, expected {batch.tokens} tokens x "
+            f"{len(shape.target_layer_ids)} taps x {shape.hidden} = {[batch.tokens, shape.features]}"
+        )
+    if features.dtype not in (torch.bfloat16, torch.float32):
+        raise FeatureError(f"batch {batch.number}: features are {features.dtype}; only bfloat16 and float32 are accepted")
+    if batch.tokens:
+        # one number per token: NaN and infinity survive the sum, and a row of zeros is a state that was never computed
+        size = torch.linalg.vector_norm(features, ord=1, dim=1, dtype=torch.float32)
+        smallest, sum_ = torch.stack([size.min(), size.sum()]).tolist()
+        if not math.isfinite(sum_):
+            raise FeatureError(f"batch {batch.number}: features hold NaN or infinity")
+        if smallest == 0:
+            raise FeatureError(f"batch {batch.number}: {int((size == 0).sum())} tokens have all-zero features")
+
+
+def warm_start(folder: Path, shape: DraftShape) -> dict[str, Tensor]:
+    """Float32 weights of an exported drafter, ours or a published one. Block size and windows may differ from it, nothing else."""
+    there = read_shape(folder)
+    free = ("block_size", "layer_types", "sliding_window", "max_position_embeddings")
+    for field in fields(shape):
+        if field.name not in free and getattr(there, field.name) != getattr(shape, field.name):
+            raise ValueError(
+                f"draft.init {folder}: its {field.name} is {getattr(there, field.name)}, this run's is {getattr(shape, field.name)}; "
+                "change the draft section or start from another drafter"
+            )
+    return {name: tensor.float() for name, tensor in read_tensors(folder, there).items()}

@@ -1,0 +1,74 @@
+"""What every actor of a run will hold, as arithmetic, before a GPU is touched.
+
+Each number comes with the arithmetic that made it, so that a reader can check it and see what to change. The drafter's part is in
+`draft/memory.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_ray.draft.memory import Bytes, memory_estimate
+from dflash_ray.setup import RunSpec
+from dflash_ray.target.load import count_parameters
+
+SHM_SHARE = 0.7  # of /dev/shm may be features in flight
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    target: dict[str, Bytes]
+    drafter: dict[str, Bytes]
+    drafter_host: dict[str, Bytes]
+    message: Bytes
+    window: Bytes
+
+
+def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
+    """`tokens`, `anchors`: of the largest batch."""
+    config, shape, width = spec.config, spec.shape, spec.feature_bytes
+    whole = config.loss.needs_teacher
+    layers = spec.facts.num_layers if whole else shape.target_layer_ids[-1] + 1
+    weights = count_parameters(spec.facts, layers)
+    hidden, inner = spec.facts.hidden_size, spec.facts.intermediate_size
+    target = {
+        "weights": Bytes(weights * width, f"{weights / 1e9:.3f} B parameters of {layers} layers and the embedding x {width} B"),
+        "activations": Bytes(
+            tokens * (10 * hidden + 3 * inner) * width, f"{tokens:,} tokens x (10 x {hidden:,} + 3 x {inner:,}) x {width} B"
+        ),
+        "features": Bytes(
+            tokens * shape.features * width, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B"
+        ),
+    }
+    tied = bool(spec.facts.tie_word_embeddings)
+    drafter = memory_estimate(shape, config, tokens, anchors, gpu=spec.device == "cuda", tied=tied)
+    state = drafter["master weights"].bytes + drafter["optimizer"].bytes
+    host = {"checkpoint snapshot": Bytes(state, "master weights and optimizer state, copied between two steps")}
+    each = spec.message_bytes(tokens, anchors)
+    rows = f" + {anchors:,} anchors x {shape.block_size - 1} teacher rows x {hidden:,} x {width} B" if whole else ""
+    message = Bytes(each, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B{rows}")
+    return RunMemory(target, drafter, host, message, Bytes(each * spec.window, f"{spec.window} batches x {each / 1e6:,.0f} MB"))
+
+
+def refuse_what_cannot_fit(spec: RunSpec, memory: RunMemory, gpu_bytes: float | None, shm_bytes: float | None) -> None:
+    """ValueError with the arithmetic if an actor exceeds its GPU, or not even one message fits /dev/shm."""
+    placement = spec.config.placement
+    if gpu_bytes is not None:
+        for name, parts, share in (
+            ("target", memory.target, placement.gpus_per_target),
+            ("drafter", memory.drafter, placement.gpus_per_drafter),
+        ):
+            total, room = sum(part.bytes for part in parts.values()), gpu_bytes * min(share, 1.0)
+            if total > room:
+                most = max(parts, key=lambda kind: parts[kind].bytes)
+                raise ValueError(
+                    f"a {name} needs {total / GIB:.1f} GiB and has {room / GIB:.1f} GiB of its GPU; the largest part is {most}: "
+                    f"{parts[most].arithmetic} = {parts[most].bytes / GIB:.1f} GiB; lower batching.token_budget or raise "
+                    f"anchors.tokens_per_anchor"
+                )
+    if shm_bytes is not None and memory.message.bytes > SHM_SHARE * shm_bytes:
+        raise ValueError(
+            f"batching.token_budget: one batch's features are {memory.message.arithmetic} = {memory.message.bytes / GIB:.2f} GiB, over "
+            f"{SHM_SHARE:g} of {shm_bytes / GIB:.2f} GiB shared memory; lower the budget or enlarge /dev/shm"
+        )

@@ -1,0 +1,166 @@
+"""From a config to everything a run is made of, resolved once and checked before anything is written.
+
+`resolve` raises ValueError, one line, for whatever the user could have got wrong. Its result travels to the actors, which build their
+library objects from it here; so the driver, the actors and `--dry-run` cannot disagree about a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_ray.config import Config, merge, validate
+
+if TYPE_CHECKING:
+    from dflash_ray.batch import Batch
+    from dflash_ray.batches import BatchSource
+    from dflash_ray.dataset import Dataset
+    from dflash_ray.draft.shape import DraftShape
+    from dflash_ray.draft.trainer import DraftTrainer
+    from dflash_ray.target.facts import TargetFacts
+    from dflash_ray.target.model import FrozenTarget
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    config: Config
+    device: str  # cpu | cuda
+    facts: TargetFacts
+    shape: DraftShape
+    strategy: str  # packed | bucketed | random | sorted
+    strategy_reason: str
+    run_dir: Path
+    namespace: str  # of the actors' names
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one feature value as it travels: bf16 from a GPU target, float32 from a CPU target unless told otherwise."""
+        precision = self.config.target.precision
+        if precision == "auto":
+            return 4 if self.device == "cpu" else 2
+        return 4 if precision == "float32" else 2
+
+    def message_bytes(self, tokens: int, anchors: int) -> int:
+        """Most bytes that one batch's features (and teacher rows) take in the object store."""
+        rows = anchors * (self.shape.block_size - 1) if self.config.loss.needs_teacher else 0
+        return (tokens * self.shape.features + rows * self.shape.hidden) * self.feature_bytes
+
+    @property
+    def window(self) -> int:
+        return self.config.flow.window or 2 * self.config.targets + 2
+
+
+def resolve(config: Config, *, device: str, run_dir: Path, namespace: str = "dflash-ray") -> RunSpec:
+    """Target, drafter shape and batching of a run. Reads the target's config and tokenizer, no weights and no samples."""
+    from dflash_ray.draft.shape import resolve_shape
+    from dflash_ray.plan import resolve_strategy
+    from dflash_ray.target.facts import resolve_mask_token, shape_facts, target_facts
+
+    target = config.target
+    if target.shape is not None and (target.weights == "random" or target.path is None):
+        facts = shape_facts(target.shape)
+        if config.draft.mask_token_id is None:
+            raise ValueError("draft.mask_token_id: a target given by target.shape has no tokenizer to ask; set the id")
+        mask = config.draft.mask_token_id
+    elif target.path is None:
+        raise ValueError("target.path: not set; give the folder of the frozen target (or target.shape with --dry-run)")
+    else:
+        facts = target_facts(target.path)
+        mask = resolve_mask_token(target.path, config.draft.mask_token_id)
+    config = validate(merge(config.as_dict(), {"draft": {"mask_token_id": mask}}))
+    shape = resolve_shape(config.draft, facts)
+    config = validate(merge(config.as_dict(), {"draft": {"target_layer_ids": list(shape.target_layer_ids)}}))
+    if config.draft.init != "random" and not Path(config.draft.init).is_dir():
+        raise ValueError(f"draft.init: {config.draft.init} is no folder; give `random` or the folder of an exported drafter")
+    strategy, reason = resolve_strategy(config.batching, facts.isolates_documents(device))
+    return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir), namespace)
+
+
+def load_run_target(spec: RunSpec) -> FrozenTarget:
+    from dflash_ray.target.load import load_target
+
+    target = spec.config.target
+    return load_target(
+        target.path,
+        taps=list(spec.shape.target_layer_ids),
+        device=spec.device,
+        precision=target.precision,
+        layout=target.layout,
+        teacher=spec.config.loss.needs_teacher,
+        random_shape=target.shape if target.weights == "random" else None,
+        seed=spec.config.run.seed,
+    )
+
+
+def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
+    from dflash_ray.draft.trainer import DraftTrainer
+    from dflash_ray.target.weights import embedding_and_head, random_embedding
+
+    if spec.config.target.weights == "random":
+        embed = head = random_embedding(spec.facts, spec.config.run.seed)
+    else:
+        embed, head, _ = embedding_and_head(spec.config.target.path)
+    return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps)
+
+
+class RunBatches:
+    """Both lines of batches of a run, training and validation."""
+
+    def __init__(self, train: BatchSource, validation: list[Batch], facts: dict[str, Any]):
+        self._train, self._validation, self._facts = train, validation, facts
+
+    def describe(self) -> dict[str, Any]:
+        return self._facts
+
+    def batch(self, kind: str, number: int) -> Batch:
+        return self._train.batch(number) if kind == "train" else self._validation[number]
+
+
+def open_data(config: Config, split: str = "train") -> Dataset:
+    from dflash_ray.dataset import open_dataset
+
+    if config.data.path is None:
+        raise ValueError("data.path: not set; give a dataset folder made by jobs.prepare_data")
+    return open_dataset(config.data.path, split, config.data.columns)
+
+
+def check_data(config: Config, facts: TargetFacts) -> None:
+    """What a glance at the dataset can tell: readable, supervised, within the budget, made with the target's tokenizer."""
+    from dflash_ray.plan import refuse_over_budget
+
+    dataset = open_data(config)
+    refuse_over_budget(dataset.lengths, config.batching)
+    if dataset.manifest.get("vocab_size", 0) > facts.vocab_size:
+        raise ValueError(
+            f"data.path: {config.data.path} was made with a tokenizer of {dataset.manifest['vocab_size']} tokens, the target has "
+            f"{facts.vocab_size}; prepare the data with the target's tokenizer"
+        )
+
+
+def open_batches(spec: RunSpec) -> RunBatches:
+    """The plan of all epochs and the samples behind it. ValueError for a dataset that cannot be trained on."""
+    from dflash_ray.batches import BatchSource, plan_run, validation_batches
+    from dflash_ray.dataset import dataset_splits
+
+    config = spec.config
+    batching = config.batching.model_copy(update={"strategy": spec.strategy})
+    per_anchor, seed = config.anchors.tokens_per_anchor, config.run.seed
+    dataset = open_data(config)
+    plan = plan_run(dataset, batching, per_anchor, seed, config.train.epochs)
+    held_out: list[Batch] = []
+    if config.validation.batches and "validation" in dataset_splits(config.data.path):
+        layout = "packed" if spec.strategy == "packed" else "padded"
+        held_out = validation_batches(open_data(config, "validation"), batching, per_anchor, seed, config.validation.batches, layout)
+    facts = {
+        "samples": len(dataset),
+        "tokens": plan.tokens,
+        "batches": plan.total_batches,
+        "validation_batches": len(held_out),
+        "plan": plan.fingerprint,
+        "dataset": dataset.fingerprint,
+        "edges": plan.config.edges,
+        "most_tokens": max([plan.most_tokens, *(batch.tokens for batch in held_out)]),
+        "most_anchors": max([plan.most_anchors, *(len(batch.anchors) for batch in held_out)]),
+    }
+    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, facts)

@@ -1,0 +1,254 @@
+"""What a target folder says about itself, without torch and without weights.
+
+Everything a plan, a dry run or a drafter's shape needs is read from `config.json`, `generation_config.json` and the tokenizer files. A
+key that changes results and is missing (rope theta) is refused, never given a default. The text part of a multimodal checkpoint counts
+as the target.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_ray.target.shapes import SHAPES
+
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+)
+_MASK_NAME = re.compile(r"<\|mask\|>|<mask>|\[mask\]", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """Sizes are counts, `rope_theta` the rotary base, ids are token ids. `config` is the text part of config.json as it stands."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int  # rows of the embedding
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    layer_types: tuple[str, ...]  # full_attention | sliding_attention | linear_attention, one per layer
+    eos_token_ids: tuple[int, ...]  # generation stops at any of them
+    pad_token_id: int | None
+    bos_token_id: int | None
+    tie_word_embeddings: bool | None  # None: the file does not say; the weights do
+    config: dict[str, Any]
+
+    @property
+    def has_linear_attention(self) -> bool:
+        return "linear_attention" in self.layer_types
+
+    def isolates_documents(self, device: str) -> bool:
+        """Whether documents laid end to end cannot see each other on `device`.
+
+        On a CPU each document is a call of its own. On a GPU it takes torch's variable-length attention, and for gated-delta-net layers
+        the kernels of flash-linear-attention; a mask alone would leak conv and recurrent state.
+        """
+        if device.startswith("cpu"):
+            return True
+        varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+        return varlen and (not self.has_linear_attention or importlib.util.find_spec("fla") is not None)
+
+
+def target_facts(path: Path | str) -> TargetFacts:
+    """Facts of the Hugging Face folder `path`. ValueError when a file or key is missing or the family is unknown."""
+    path = Path(path)
+    config = _read_json(path / "config.json", required=True)
+    generation = _read_json(path / "generation_config.json")
+    return facts_of_config(config, generation, where=f"{path / 'config.json'}")
+
+
+def shape_facts(shape: str) -> TargetFacts:
+    """Facts of a known shape, for explaining or benchmarking a run without a folder."""
+    if shape not in SHAPES:
+        raise ValueError(f"target.shape: {shape!r} is not known; known shapes are {', '.join(sorted(SHAPES))}")
+    return facts_of_config(SHAPES[shape], {}, where=f"shape {shape}")
+
+
+def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where: str) -> TargetFacts:
+    """Facts of a parsed `config.json` (multimodal or text) and `generation_config.json`; `where` names it in errors."""
+    text = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
+    model_type = text.get("model_type")
+    if model_type not in FAMILIES:
+        raise ValueError(f"target.path: {where} has model_type {model_type!r}; supported are {', '.join(FAMILIES)}")
+
+    def need(key: str) -> Any:
+        if text.get(key) is None:
+            raise ValueError(f"target.path: {where} has no {key}; it is needed and never guessed")
+        return text[key]
+
+    heads = need("num_attention_heads")
+    layers = need("num_hidden_layers")
+    layer_types = _layer_types(text, layers, where)
+    eos = generation.get("eos_token_id", text.get("eos_token_id"))
+    return TargetFacts(
+        model_type=model_type,
+        num_layers=layers,
+        hidden_size=need("hidden_size"),
+        vocab_size=need("vocab_size"),
+        intermediate_size=text.get("intermediate_size") or need("moe_intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or need("hidden_size") // heads,
+        rope_theta=_rope_theta(text, where),
+        rms_norm_eps=float(need("rms_norm_eps")),
+        max_position_embeddings=need("max_position_embeddings"),
+        layer_types=layer_types,
+        eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
+        pad_token_id=text.get("pad_token_id"),
+        bos_token_id=text.get("bos_token_id"),
+        tie_word_embeddings=config.get("tie_word_embeddings", text.get("tie_word_embeddings")),
+        config=text,
+    )
+
+
+def _layer_types(text: dict[str, Any], layers: int, where: str) -> tuple[str, ...]:
+    types = text.get("layer_types")
+    if types is None:
+        if text["model_type"].startswith("qwen3_5"):
+            interval = text.get("full_attention_interval", 4)
+            types = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)]
+        elif text["model_type"] in ("qwen2", "qwen3", "qwen3_moe"):
+            # these families read a window only when asked to, and then from max_window_layers on
+            windowed = text.get("use_sliding_window") and text.get("sliding_window")
+            first = text.get("max_window_layers", layers) if text["model_type"] != "qwen3_moe" else 0
+            types = ["sliding_attention" if windowed and i >= first else "full_attention" for i in range(layers)]
+        else:
+            windowed = text["model_type"] == "mistral" and text.get("sliding_window")
+            types = ["sliding_attention" if windowed else "full_attention"] * layers
+    if len(types) != layers:
+        raise ValueError(f"target.path: {where} has {len(types)} layer_types for {layers} layers")
+    return tuple(types)
+
+
+def _rope_theta(text: dict[str, Any], where: str) -> float:
+    rope = text.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    theta = text.get("rope_theta") if theta is None else theta
+    if theta is None:
+        raise ValueError(f"target.path: {where} has no rope_theta, at the top or in rope_parameters; add the value it was trained with")
+    return float(theta)
+
+
+def resolve_taps(config_value: str | list[int], num_layers: int, num_taps: int) -> list[int]:
+    """Taps of a target of `num_layers`: the ids given, or for "auto" `round(1 + i*(n-4)/(L-1))` (L = 1: n // 2).
+
+    Ids are layers whose OUTPUT is read. ValueError for the last layer, outside the target, repeated or not ascending.
+    """
+    n = num_layers
+    if config_value == "auto":
+        taps = [n // 2] if num_taps == 1 else [round(1 + i * (n - 4) / (num_taps - 1)) for i in range(num_taps)]
+        if len(set(taps)) < num_taps or taps != sorted(taps) or not 0 <= taps[0] <= taps[-1] < n - 1:
+            raise ValueError(
+                f"draft.num_taps: {num_taps} taps do not fit a {n}-layer target (the rule gives {taps}); "
+                f"use fewer, or list them in draft.target_layer_ids"
+            )
+        return taps
+    taps = list(config_value)
+    key = "draft.target_layer_ids"
+    if not taps:
+        raise ValueError(f"{key}: empty; list at least one layer of 0..{n - 2}, or auto")
+    for tap in taps:
+        if tap == n - 1:
+            raise ValueError(
+                f"{key}: {tap} is the last layer of a {n}-layer target; servers read taps before each layer. Use ids 0..{n - 2}."
+            )
+        if not 0 <= tap < n:
+            raise ValueError(f"{key}: {tap} is outside a {n}-layer target; use ids 0..{n - 2}.")
+    if len(set(taps)) < len(taps):
+        raise ValueError(f"{key}: {taps} repeats a layer; name each once.")
+    if taps != sorted(taps):
+        raise ValueError(f"{key}: {taps} is not ascending; write {sorted(taps)}.")
+    return taps
+
+
+def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:
+    """Id that fills slots 1..K-1: the configured one, else the tokenizer's mask token or one named like `<|mask|>`.
+
+    ValueError when there is none, when it has no embedding row, or when it is the target's pad or eos token.
+    """
+    path = Path(path)
+    key = "draft.mask_token_id"
+    facts = target_facts(path)
+    mask = configured_id
+    if mask is None:
+        mask = _tokenizer_mask(path)
+        if mask is None:
+            raise ValueError(f"{key}: the tokenizer of {path} names no mask token; give the id of a token that never occurs in text")
+    if not 0 <= mask < facts.vocab_size:
+        raise ValueError(f"{key}: {mask} has no row in the target's embedding; use an id of 0..{facts.vocab_size - 1}")
+    for name, ids in _reserved_ids(path, facts).items():
+        if mask in ids:
+            raise ValueError(f"{key}: {mask} is the target's {name} token; use an id that never occurs in text")
+    return mask
+
+
+def _reserved_ids(path: Path, facts: TargetFacts) -> dict[str, set[int]]:
+    names = _token_names(path)
+    settings = _read_json(path / "tokenizer_config.json")
+    config = _read_json(path / "config.json")
+    reserved: dict[str, set[int]] = {}
+    for kind in ("pad", "eos"):
+        ids = {names[t] for t in [_content(settings.get(f"{kind}_token"))] if t in names}
+        for source in (config, facts.config, _read_json(path / "generation_config.json")):
+            value = source.get(f"{kind}_token_id")
+            ids |= set(value) if isinstance(value, list) else set() if value is None else {value}
+        reserved[kind] = ids
+    return reserved
+
+
+def _tokenizer_mask(path: Path) -> int | None:
+    names = _token_names(path)
+    for source in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = _content(_read_json(path / source).get("mask_token"))
+        if content in names:
+            return names[content]
+    found = sorted(token_id for name, token_id in names.items() if _MASK_NAME.fullmatch(name))
+    return found[0] if found else None
+
+
+def _token_names(path: Path) -> dict[str, int]:
+    """Every token of the tokenizer files and its id; empty when the folder has none."""
+    tokenizer = _read_json(path / "tokenizer.json")
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    names = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    names.update({token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])})
+    decoder = _read_json(path / "tokenizer_config.json").get("added_tokens_decoder", {})
+    names.update({token["content"]: int(token_id) for token_id, token in decoder.items()})
+    return names
+
+
+def _content(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ValueError(f"target.path: {path} does not exist; give a Hugging Face folder with config.json and weights") from None
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"target.path: {path} cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"target.path: {path} holds no JSON object")
+    return data

@@ -1,0 +1,198 @@
+"""From a Hugging Face folder to a `FrozenTarget`.
+
+The family's own classes are built without storage, filled from the files tensor by tensor, and taken apart into `layers`. Layers past the
+last tap, the final norm and the head are read only where someone asked for them. Weights are float32 on a CPU and bf16 on a GPU unless
+told otherwise; float16 is refused, its range is too small for hidden states of large targets.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dflash_ray.target.facts import TargetFacts, shape_facts, target_facts
+from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm
+from dflash_ray.target.model import FrozenTarget
+from dflash_ray.target.weights import Checkpoint
+
+# frequencies of these do not depend on the length, so one table serves every pass
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_target(
+    path: Path | str | None,
+    *,
+    taps: list[int] | None,
+    device: torch.device | str,
+    precision: str = "auto",
+    layout: str = "auto",
+    teacher: bool = False,
+    with_head: bool = False,
+    random_shape: str | None = None,
+    seed: int = 0,
+) -> FrozenTarget:
+    """A frozen target on `device`.
+
+    taps: layers whose output is read; only layers up to the last are kept. None keeps all.
+    teacher: keep all layers and the final norm (for teacher rows). with_head: these and the head (for decoding).
+    layout: packed, padded, or auto (each batch says).
+    random_shape: a name of `shapes.SHAPES`; random weights from `seed` instead of a folder.
+    """
+    device = torch.device(device)
+    facts = shape_facts(random_shape) if random_shape else target_facts(path)
+    dtype = _dtype(precision, device)
+    whole = teacher or with_head or taps is None
+    kept = facts.num_layers if whole else max(taps) + 1
+    model = _skeleton(facts, kept)
+    checkpoint = None if random_shape else Checkpoint(path)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(module: nn.Module, name: str) -> nn.Module:
+        if checkpoint is None:
+            _randomise(module, device, dtype, generator)
+        else:
+            _fill(module, name, checkpoint, device, dtype)
+        return module.requires_grad_(False).eval()
+
+    layers = []
+    with torch.no_grad():
+        for index in range(kept):
+            layers.append(_layer(fill(model.layers[index], f"layers.{index}."), facts, index))
+            model.layers[index] = nn.Identity()  # what was joined into `layers` need not exist twice
+        embedding = fill(model.embed_tokens, "embed_tokens.").weight
+        norm = fill(model.norm, "norm.") if whole else None
+        head = None
+        if with_head:
+            if checkpoint is None:
+                head = embedding
+            else:
+                head = checkpoint.head(device, tied=facts.tie_word_embeddings).to(dtype)
+                head = embedding if facts.tie_word_embeddings or checkpoint.head_name is None else head
+    return FrozenTarget(
+        facts=facts,
+        taps=list(taps) if taps is not None else [],
+        layers=layers,
+        embedding=embedding,
+        final_norm=norm,
+        head=head,
+        rotary=type(model.rotary_emb)(model.config),
+        layout=layout,
+    )
+
+
+def count_parameters(facts: TargetFacts, layers: int) -> int:
+    """Parameters of the first `layers` layers and the embedding, counted on the family's own modules without storage."""
+    model = _skeleton(facts, layers)
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("norm."))
+
+
+def _dtype(precision: str, device: torch.device) -> torch.dtype:
+    if precision == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if precision not in _PRECISIONS:
+        raise ValueError(f"target.precision: {precision!r} is not supported here; use float32 or bf16 (float16 overflows hidden states)")
+    return _PRECISIONS[precision]
+
+
+def _skeleton(facts: TargetFacts, kept: int) -> nn.Module:
+    """The family's text model with `kept` layers and no storage."""
+    with warnings.catch_warnings():
+        # flash-linear-attention warns at import on a machine without a GPU; it is not used there
+        warnings.filterwarnings("ignore", message="Triton is not supported")
+        from transformers import AutoConfig, AutoModel
+
+        values = {key: value for key, value in facts.config.items() if key not in ("text_config", "vision_config")}
+        values |= {"num_hidden_layers": kept, "layer_types": list(facts.layer_types[:kept])}
+        config = AutoConfig.for_model(_text_type(facts.model_type), **_constructor_values(values))
+        rope = config.rope_parameters.get("rope_type", "default")
+        if rope not in STATIC_ROPE:
+            raise ValueError(f"target.path: rope_type {rope!r} is not supported; supported are {', '.join(STATIC_ROPE)}")
+        if config.hidden_act not in ("silu", "swish"):
+            raise ValueError(f"target.path: hidden_act {config.hidden_act!r} is not supported; supported is silu")
+        with torch.device("meta"):
+            return AutoModel.from_config(config)
+
+
+def _text_type(model_type: str) -> str:
+    return f"{model_type}_text" if model_type in ("qwen3_5", "qwen3_5_moe") else model_type
+
+
+def _constructor_values(values: dict[str, Any]) -> dict[str, Any]:
+    foreign = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "quantization_config")
+    return {key: value for key, value in values.items() if key not in foreign}
+
+
+def _layer(module: nn.Module, facts: TargetFacts, index: int) -> Layer:
+    eps = facts.rms_norm_eps
+    if facts.layer_types[index] == "linear_attention":
+        mixer = GatedDeltaNet(module.linear_attn)
+    else:
+        rope = facts.config.get("rope_parameters") or {}
+        partial = rope.get("partial_rotary_factor", facts.config.get("partial_rotary_factor"))
+        if partial is None:
+            partial = 0.25 if facts.has_linear_attention else 1.0
+        mixer = Attention(
+            module.self_attn,
+            heads=facts.num_attention_heads,
+            kv_heads=facts.num_key_value_heads,
+            rotary_dim=int(facts.head_dim * partial),
+            window=facts.config.get("sliding_window") if facts.layer_types[index] == "sliding_attention" else None,
+            eps=eps,
+        )
+    dense = hasattr(module.mlp, "gate_proj")
+    return Layer(
+        RmsNorm(module.input_layernorm, eps),
+        mixer,
+        RmsNorm(module.post_attention_layernorm, eps),
+        Mlp(module.mlp) if dense else Moe(module.mlp),
+    )
+
+
+def _fill(module: nn.Module, name: str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    """Every parameter of `module` from the checkpoint, cast to `dtype`; decay rates stay float32."""
+    for key, parameter in list(module.named_parameters()):
+        tensor = _expert_stack(name + key, parameter.shape, checkpoint, device)
+        if tensor is None:
+            tensor = checkpoint.read(name + key, device)
+        if tensor.shape != parameter.shape:
+            raise ValueError(f"target.path: {name}{key} is {list(tensor.shape)} in the files, config.json makes it {list(parameter.shape)}")
+        _set(module, key, tensor.to(torch.float32 if key.endswith(("A_log", "dt_bias")) else dtype))
+
+
+def _expert_stack(name: str, shape: torch.Size, checkpoint: Checkpoint, device: torch.device) -> torch.Tensor | None:
+    """Stacked expert weights [E, ...] from files that hold one matrix per expert; None where `name` is no such thing."""
+    if name in checkpoint or ".experts." not in name:
+        return None
+    stem, _, leaf = name.rpartition(".")
+    parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
+    return torch.stack([torch.cat([checkpoint.read(f"{stem}.{e}.{part}.weight", device) for part in parts]) for e in range(shape[0])])
+
+
+def _randomise(module: nn.Module, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Weights that keep activations finite through many layers: matrices N(0, 0.02), gains as the family starts them."""
+    for key, parameter in list(module.named_parameters()):
+        value = torch.empty(parameter.shape, device=device, dtype=dtype)
+        if parameter.ndim >= 2:
+            value.normal_(0, 0.02, generator=generator)
+        elif key.endswith("A_log"):
+            value = value.float().uniform_(0.01, 16, generator=generator).log_()
+        elif key.endswith("dt_bias") or key.endswith("linear_attn.norm.weight"):
+            value.fill_(1.0)
+        else:
+            value.zero_() if _zero_centred(module, key) else value.fill_(1.0)
+        _set(module, key, value)
+
+
+def _zero_centred(module: nn.Module, key: str) -> bool:
+    owner = module.get_submodule(key.rpartition(".")[0])
+    return "3_5" in type(owner).__name__
+
+
+def _set(module: nn.Module, key: str, value: torch.Tensor) -> None:
+    path, _, leaf = key.rpartition(".")
+    setattr(module.get_submodule(path), leaf, nn.Parameter(value, requires_grad=False))

@@ -1,0 +1,105 @@
+"""Tensors of a checkpoint folder, read one at a time straight to the device that wants them.
+
+Names are resolved from the files themselves, so the text part of a multimodal checkpoint (`model.language_model.*`) reads like any other.
+Nothing is loaded that was not asked for: no vision tower, no layer past the last tap, no head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dflash_ray.target.facts import TargetFacts, target_facts
+
+_EMBEDDING = "embed_tokens.weight"
+
+
+class Checkpoint:
+    """The safetensors files of a folder as one name -> tensor mapping. `prefix` stands before `embed_tokens` and `layers`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._file_of = _index(self.path)
+        self.prefix = self._text_prefix()
+        self.head_name = next((n for n in ("lm_head.weight", "language_model.lm_head.weight") if n in self._file_of), None)
+
+    def _text_prefix(self) -> str:
+        found = [name.removesuffix(_EMBEDDING) for name in self._file_of if name.endswith(_EMBEDDING)]
+        found = [prefix for prefix in found if f"{prefix}layers.0.input_layernorm.weight" in self._file_of]
+        if len(found) != 1:
+            raise ValueError(f"target.path: {self.path} holds {len(found)} language models ({_EMBEDDING} beside layers); expected one")
+        return found[0]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the language model has a tensor of this name (without prefix)."""
+        return self.prefix + name in self._file_of
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The language model's tensor `name` (without prefix), in the dtype it is stored in."""
+        return self._read(self.prefix + name, device)
+
+    def head(self, device: torch.device | str = "cpu", *, tied: bool | None) -> torch.Tensor:
+        """Output embedding [V, H]: the input embedding where the target ties them, or where the files hold no head and it does not say."""
+        if tied or (tied is None and self.head_name is None):
+            return self.read(_EMBEDDING, device)
+        if self.head_name is None:
+            raise ValueError(f"target.path: {self.path} does not tie its embeddings and holds no lm_head.weight")
+        return self._read(self.head_name, device)
+
+    def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
+        if name not in self._file_of:
+            raise ValueError(f"target.path: {self.path} holds no tensor {name}")
+        with safe_open(self.path / self._file_of[name], framework="pt", device=str(device)) as file:
+            tensor = file.get_tensor(name)
+        # a view into the file starts at any byte, and the last bits of a CPU product depend on where its operands start
+        return tensor.clone() if tensor.device.type == "cpu" else tensor
+
+
+def _index(path: Path) -> dict[str, str]:
+    """Tensor name -> file name, from the index where there is one."""
+    index = path / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            missing = sorted({name for name in file_of.values() if not (path / name).exists()})
+            if missing:
+                raise ValueError(f"target.path: {path} lacks {missing[0]}, which its index names; copy the whole checkpoint")
+            return file_of
+        single = path / "model.safetensors"
+        if not single.exists():
+            raise ValueError(f"target.path: {path} holds no model.safetensors and no model.safetensors.index.json")
+        with safe_open(single, framework="pt") as file:
+            return {name: single.name for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"target.path: weights of {path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Input embedding [V, H], output embedding [V, H] (the same tensor where tied) in their stored dtype, and their fingerprint.
+
+    The fingerprint (hex SHA-256 over shapes, dtypes and every byte) goes into checkpoints and exports in place of the matrices.
+    """
+    facts = target_facts(path)
+    checkpoint = Checkpoint(path)
+    embed = checkpoint.read(_EMBEDDING)
+    tied = facts.tie_word_embeddings or (facts.tie_word_embeddings is None and checkpoint.head_name is None)
+    head = embed if tied else checkpoint.head(tied=False)
+    digest = hashlib.sha256()
+    for tensor in (embed,) if tied else (embed, head):
+        if tensor.shape != (facts.vocab_size, facts.hidden_size):
+            raise ValueError(
+                f"target.path: an embedding of {path} is {list(tensor.shape)}, config.json says {[facts.vocab_size, facts.hidden_size]}"
+            )
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return embed, head, digest.hexdigest()
+
+
+def random_embedding(facts: TargetFacts, seed: int) -> torch.Tensor:
+    """bf16 [V, H] stand-in for both tables of a target with random weights (benchmarks)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(facts.vocab_size, facts.hidden_size, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)

@@ -1,0 +1,195 @@
+"""The driver of a run: checks everything that can be checked, wires the coordinator, shows its lines, and leaves with an exit code.
+
+Nothing is written to the run folder before every check has passed. The driver holds no state of the run: killed, it takes the actors
+with it, and `--resume auto` continues from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.coordinator import CoordinatorActor
+from actors.placement import actor_options, gpus_wanted
+from actors.run_state import cause_of, first_line
+from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
+from dflash_ray.config import Config
+from dflash_ray.run_folder import RunFolder
+from dflash_ray.setup import RunSpec, check_data, resolve
+from jobs.cli import Stopped
+from jobs.progress import Progress
+
+JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
+
+
+@dataclass
+class RunPlan:
+    spec: RunSpec
+    folder: RunFolder
+    resume: Path | None
+
+
+def under_job_submit() -> bool:
+    return JOB_MARK in os.environ
+
+
+def run_dir(config: Config) -> Path:
+    if config.run.dir is not None:
+        return Path(config.run.dir).expanduser()
+    root = Path.home() / "dflash_ray" if under_job_submit() else Path.cwd()
+    return root / "runs" / config.run.name
+
+
+def prepare(config: Config) -> RunPlan:
+    """Every check that needs no actor. ValueError for what the user must change."""
+    _refuse_relative_paths(config)
+    folder = RunFolder(run_dir(config))
+    resume = _find_resume(config, folder)
+    # the target and the data are looked at before Ray starts: a wrong path is answered at once
+    check_data(config, resolve(config, device="cpu", run_dir=folder.path).facts)
+    _connect()
+    gpus = ray.cluster_resources().get("GPU", 0.0)
+    wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
+    if gpus and wanted > gpus:
+        raise ValueError(
+            f"topology: {config.topology} wants {config.targets} x {config.placement.gpus_per_target:g} + "
+            f"{config.placement.gpus_per_drafter:g} = {wanted:g} GPUs, the cluster has {gpus:g}; use fewer targets or "
+            "lower placement.gpus_per_target"
+        )
+    namespace = f"dflash-ray-{config.run.name}-{secrets.token_hex(4)}"
+    spec = resolve(config, device="cuda" if gpus else "cpu", run_dir=folder.path.absolute(), namespace=namespace)
+    return RunPlan(spec, folder, resume.path.absolute() if resume else None)
+
+
+def _refuse_relative_paths(config: Config) -> None:
+    if not under_job_submit():
+        return
+    for key, path in (("run.dir", config.run.dir), ("data.path", config.data.path), ("target.path", config.target.path)):
+        if path is not None and not Path(path).expanduser().is_absolute():
+            raise ValueError(
+                f"{key}: {path} is relative, and under `ray job submit` the job runs in a temporary copy of the working directory; "
+                "give an absolute path that every node sees"
+            )
+
+
+def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
+    wanted = config.run.resume
+    if config.run.fresh:
+        if wanted != "never":
+            raise ValueError(f"--fresh starts over and --resume {wanted} continues; give one of them")
+        return None
+    if wanted == "never":
+        if folder.holds_a_run():
+            raise ValueError(f"run.dir: {folder.path} holds a run already; continue it with --resume auto, or start over with --fresh")
+        return None
+    if wanted != "auto":
+        return read_checkpoint(Path(wanted))
+    checkpoint, refused = newest_whole(folder.checkpoints)
+    for line in refused:
+        print(f"refused: {line}", file=sys.stderr)
+    if checkpoint is None and list_checkpoints(folder.checkpoints):
+        raise ValueError(f"--resume auto: none of the checkpoints in {folder.checkpoints} is whole; start over with --fresh")
+    return checkpoint
+
+
+def _connect() -> None:
+    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this run alone."""
+    if ray.is_initialized():
+        return
+    if under_job_submit() or os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level="warning")
+    else:
+        ray.init(address="local", include_dashboard=False, logging_level="warning")
+
+
+def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
+    """Runs to the end. Returns the summary and the exit code."""
+    spec, folder = plan.spec, plan.folder
+    if spec.config.run.fresh:
+        folder.clear()
+    facts = {
+        "ray_address": ray.get_runtime_context().gcs_address,
+        "namespace": spec.namespace,
+        "coordinator": "coordinator",
+        "pid": os.getpid(),
+        "node": socket.gethostname(),
+        "started": time.time(),
+    }
+    coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec)).remote(
+        spec, plan.resume, _store_bytes(), facts
+    )
+    running = coordinator.run.remote()
+    try:
+        code = _watch(coordinator)
+        summary = ray.get(running, timeout=60)
+    except ray.exceptions.RayTaskError as error:
+        cause = cause_of(error)
+        if isinstance(cause, ValueError):
+            raise cause from None
+        print(f"failed: {type(cause).__name__}: {first_line(cause)}", file=sys.stderr)
+        return {"failed": first_line(cause)}, 1
+    except ray.exceptions.RayActorError as error:
+        print(f"failed: the coordinator died: {first_line(error)}", file=sys.stderr)
+        return {"failed": f"the coordinator died: {first_line(error)}"}, 1
+    finally:
+        ray.kill(coordinator)  # with it go the actors that it made
+    folder.write_json("summary.json", summary)
+    return summary, code
+
+
+def _store_bytes() -> int:
+    """The smallest object store of the nodes: any of them may have to hold the window."""
+    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+    return int(min(store for store in stores if store))
+
+
+class _Signals:
+    """The first Ctrl-C or SIGTERM asks for a checkpoint, the second one ends at once."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _on(self, number: int, _frame: Any) -> None:
+        if self.first is not None:
+            raise KeyboardInterrupt if number == signal.SIGINT else Stopped
+        self.first = number
+
+    def __exit__(self, *_exc: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _watch(coordinator: Any) -> int:
+    """Prints the coordinator's lines until it ends. Returns 0, or 130 / 143 if a signal ended it."""
+    shown, told = 0, False
+    with _Signals() as signals, Progress() as progress:
+        while True:
+            if signals.first is not None and not told:
+                told = True
+                name = signal.Signals(signals.first).name
+                progress.say(f"{name}: finishing the step, then a checkpoint")
+                coordinator.stop.remote(f"stopped by {name}")
+            try:
+                report = ray.get(coordinator.reports.remote(shown, 0.5), timeout=60)
+            except ray.exceptions.GetTimeoutError:
+                progress.say("the coordinator has not answered for 60 s; waiting on")
+                continue
+            for line in report["lines"]:
+                progress.say(line)
+            shown += len(report["lines"])
+            progress.show(report["step"], report["steps"])
+            if report["ended"]:
+                return 128 + signals.first if told and not report["finished"] else 0

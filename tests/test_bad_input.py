@@ -1,0 +1,176 @@
+"""What a user can get wrong is answered in one line with exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+from dflash_ray.dataset_writer import DatasetWriter
+from jobs import cli, train
+from tests.tiny_runs import MASK_TOKEN, tiny_config, tiny_dataset
+from tests.tiny_targets import VOCAB
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("material")
+    return folder, tiny_config(folder, folder / "run")
+
+
+def refused(argv, capsys, monkeypatch) -> str:
+    """The one line on stderr of a command that must exit with 2."""
+    monkeypatch.setattr(sys, "argv", ["train", *argv])
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(train.main)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2, error
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    return error
+
+
+CASES = {
+    "unknown key": (["--optimizer.learning_rate", "1"], "optimizer.learning_rate: no such setting"),
+    "close key": (["--optimzer.lr", "1"], "did you mean optimizer.lr"),
+    "no value": (["--optimizer.lr"], "a value is missing"),
+    "not a flag": (["optimizer.lr=3"], "is not a flag"),
+    "wrong type": (["--optimizer.lr", "fast"], "optimizer.lr"),
+    "tap on the last layer": (["--draft.target_layer_ids", "1,7"], "7 is the last layer of a 8-layer target"),
+    "tap out of range": (["--draft.target_layer_ids", "1,99"], "99"),
+    "tap repeated": (["--draft.target_layer_ids", "2,2"], "draft.target_layer_ids"),
+    "tap negative": (["--draft.target_layer_ids", "[-1, 2]"], "-1"),
+    "mask is pad": (["--draft.mask_token_id", "0"], "pad"),
+    "mask is eos": (["--draft.mask_token_id", "1"], "eos"),
+    "mask out of range": (["--draft.mask_token_id", str(VOCAB)], f"0..{VOCAB - 1}"),
+    "two drafters": (["--topology", "2-2"], "2 drafters"),
+    "no drafter": (["--topology", "2-0"], "0 drafters"),
+    "no target": (["--topology", "0-1"], "no target"),
+    "topology of words": (["--topology", "many"], "TARGETS-DRAFTERS"),
+    "missing target": (["--target.path", "/no/such/folder"], "/no/such/folder"),
+    "missing data": (["--data.path", "/no/such/folder"], "/no/such/folder"),
+    "missing config": (["--config", "/no/such/file.yaml"], "no such file"),
+    "missing checkpoint": (["--resume", "/no/such/checkpoint"], "no such folder"),
+    "fresh and resume": (["--fresh", "--resume", "auto"], "give one of them"),
+    "float16": (["--target.precision", "float16"], "target.precision"),
+    "no loss": (["--loss.dpace", "0"], "loss"),
+    "sliding without window": (["--draft.layer_types", "[sliding_attention]"], "sliding_window"),
+    "sample over the budget": (["--batching.token_budget", "30"], "batching.token_budget"),
+    "warm start from nowhere": (["--draft.init", "/no/such/drafter"], "draft.init"),
+    "block of one": (["--draft.block_size", "1"], "draft.block_size"),
+    "not a number": (["--optimizer.lr", "nan"], "optimizer.lr"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_nothing_written(case, material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    flags, named = CASES[case]
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    error = refused(["--config", str(config), *flags], capsys, monkeypatch)
+    assert named in error
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [1", "- 1\n- 2", "run: 3", "run:\n  name: ../../etc", "topology: {a: 1}", "run: {seed: -1}", "\x00", "&a [*a]", "run: {name: ''}"],
+)
+def test_config_files_that_are_none(text, capsys, monkeypatch, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    refused(["--config", str(config)], capsys, monkeypatch)
+
+
+def test_a_dataset_without_a_supervised_token(material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    import pyarrow as pa
+
+    data = tmp_path / "data"
+    tiny_dataset(data, documents=3)
+    shard = data / "train" / "00000.arrow"
+    table = pa.ipc.open_file(shard.read_bytes()).read_all()
+    nothing = pa.array([np.zeros(n, np.uint8).tolist() for n in table["seq_len"].to_pylist()], pa.list_(pa.uint8()))
+    table = table.set_column(table.schema.get_field_index("loss_mask"), table.schema.field("loss_mask"), nothing)
+    table = table.set_column(
+        table.schema.get_field_index("anchor_candidates"), table.schema.field("anchor_candidates"), pa.array([0] * 3, pa.int32())
+    )
+    with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    error = refused(["--config", str(config), "--data.path", str(data)], capsys, monkeypatch)
+    assert "supervised" in error
+    assert not (folder / "run").exists()
+
+
+def test_data_of_another_tokenizer(material, capsys, monkeypatch, tmp_path):
+    _, tree = material
+    with DatasetWriter(tmp_path / "data") as writer:
+        writer.add("train", [1, 2, 3, 4], [0, 1, 1, 1])
+        writer.finish({"vocab_size": VOCAB + 1})
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    assert "tokenizer" in refused(["--config", str(config), "--data.path", str(tmp_path / "data")], capsys, monkeypatch)
+
+
+def test_relative_paths_under_job_submit(material, capsys, monkeypatch, tmp_path):
+    _, tree = material
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    config = tmp_path / "config.yaml"
+    for key in ("run.dir", "data.path", "target.path"):
+        config.write_text(yaml.safe_dump(tree))
+        error = refused(["--config", str(config), f"--{key}", "somewhere"], capsys, monkeypatch)
+        assert key in error and "absolute path" in error
+
+
+def test_a_target_that_is_broken(material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    for name, change in {
+        "no theta": lambda c: c["rope_parameters"].pop("rope_theta"),
+        "unknown family": lambda c: c.update(model_type="gpt_neo"),
+        "no hidden size": lambda c: c.pop("hidden_size"),
+    }.items():
+        broken = tmp_path / name.replace(" ", "-")
+        shutil.copytree(folder / "target", broken)
+        values = json.loads((broken / "config.json").read_text())
+        change(values)
+        (broken / "config.json").write_text(json.dumps(values))
+        assert "target.path" in refused(["--config", str(config), "--target.path", str(broken)], capsys, monkeypatch)
+    assert not (folder / "run").exists()
+
+
+def test_dry_run_writes_nothing(material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    config, out = tmp_path / "config.yaml", tmp_path / "out.json"
+    config.write_text(yaml.safe_dump(tree))
+    monkeypatch.setattr(sys, "argv", ["train", "--config", str(config), "--dry-run", "--json", str(out)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(train.main)
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert "trainable parameters" in shown and "object store" in shown
+    report = json.loads(out.read_text())
+    assert report["exact"] and report["samples"] == 40 and report["config"]["draft"]["mask_token_id"] == MASK_TOKEN
+    assert not (folder / "run").exists()
+
+
+def test_dry_run_explains_the_real_configuration(capsys):
+    from pathlib import Path
+
+    configs = Path(train.__file__).parent / "configs"
+    assert train.main(["--config", str(configs / "qwen3.6-27b.yaml"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "1,730,213,120" in shown and "839 MB" in shown
+    bucketed = ["--config", str(configs / "qwen3.6-27b-bucketed.yaml"), "--dry-run", "--hardware.gpu_memory_gib"]
+    assert train.main([*bucketed, "96"]) == 0
+    with pytest.raises(ValueError, match="a drafter needs .* GiB"):
+        train.main([*bucketed, "70"])
+    with pytest.raises(ValueError, match="a target needs .* GiB"):
+        train.main([*bucketed, "48"])

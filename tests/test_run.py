@@ -1,0 +1,126 @@
+"""A whole run through Ray actors: the same loss sequence whatever the topology, the timing, a stop or a death."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
+from dflash_ray.config import validate
+from dflash_ray.run_folder import RunFolder
+from tests.tiny_runs import tiny_config
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("material")
+
+
+def train(material: Path, folder: Path, /, **sections) -> tuple[RunFolder, dict, int]:
+    from jobs.run_driver import drive, prepare
+
+    config = validate(tiny_config(material, folder, **sections))
+    summary, code = drive(prepare(config))
+    return RunFolder(folder), summary, code
+
+
+def losses(folder: RunFolder) -> list[tuple[int, str]]:
+    """Exact values: a float's hex has every bit."""
+    return [(record["step"], float(record["loss"]).hex()) for record in folder.read("metrics.jsonl")]
+
+
+def state(folder: RunFolder) -> dict[str, bytes]:
+    checkpoint = read_checkpoint(list_checkpoints(folder.checkpoints)[-1])
+    return {name: tensor.numpy().tobytes() for name, tensor in checkpoint.tensors().items()}
+
+
+THIRTY = {"train": {"epochs": 6, "batches_per_step": 2}, "run": {"max_steps": 30}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(local_ray, material, tmp_path_factory) -> RunFolder:
+    folder, summary, code = train(material, tmp_path_factory.mktemp("runs") / "one", **THIRTY)
+    assert code == 0 and summary["steps"] == 30
+    return folder
+
+
+def assert_every_sample_once(folder: RunFolder, steps: int = 30) -> None:
+    trained = folder.read("trained.jsonl")
+    assert [record["batch"] for record in trained] == list(range(2 * steps))
+    seen = [sample for record in trained for sample in record["sample_ids"]]
+    for epoch in range(len(seen) // 40):
+        assert sorted(seen[epoch * 40 : (epoch + 1) * 40]) == list(range(40)), f"epoch {epoch}"
+
+
+@pytest.mark.parametrize("topology", ["2-1", "3-1"])
+def test_topology_and_timing_do_not_change_the_maths(undisturbed, material, tmp_path, topology):
+    folder, _, code = train(material, tmp_path / "run", topology=topology, debug={"target_delay_seconds": 0.05}, **THIRTY)
+    assert code == 0
+    assert losses(folder) == losses(undisturbed)
+    assert state(folder) == state(undisturbed)
+    assert_every_sample_once(folder)
+    trained = folder.read("trained.jsonl")
+    assert {record["target"] for record in trained} == {f"target-{i}" for i in range(int(topology[0]))}
+    arrivals = [record["arrival"] for record in trained]
+    assert arrivals != sorted(arrivals), "the delays were meant to let later batches finish before earlier ones"
+
+
+def test_stop_and_resume_continue_the_same_run(undisturbed, material, tmp_path):
+    run = tmp_path / "run"
+    first = {**THIRTY, "run": {"max_steps": 15}}
+    folder, summary, code = train(material, run, **first)
+    assert (code, summary["steps"]) == (0, 15)
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(material, run, **THIRTY)
+    again = {**THIRTY, "run": {"max_steps": 30, "resume": "auto"}}
+    folder, summary, code = train(material, run, **again)
+    assert (code, summary["steps"]) == (0, 30)
+    assert losses(folder) == losses(undisturbed)
+    assert [r["lr"] for r in folder.read("metrics.jsonl")] == [r["lr"] for r in undisturbed.read("metrics.jsonl")]
+    assert state(folder) == state(undisturbed)
+    assert_every_sample_once(folder)
+    steps = [record["step"] for record in folder.read("validation.jsonl")]
+    assert steps == [record["step"] for record in undisturbed.read("validation.jsonl")] == [10, 20, 30]
+
+
+def test_validation_does_not_change_training(undisturbed, material, tmp_path):
+    folder, _, _ = train(material, tmp_path / "run", **THIRTY, validation={"batches": 0})
+    assert losses(folder) == losses(undisturbed)
+    assert not folder.read("validation.jsonl")
+
+
+def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
+    run = tmp_path / "run"
+    train(material, run, train={"epochs": 1}, run={"max_steps": 2})
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in ("run.json", "config.yaml")}
+    for changed, named in (
+        ({"train": {"epochs": 2}}, "total_steps"),
+        ({"train": {"epochs": 1}, "anchors": {"tokens_per_anchor": 6}}, "plan"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            train(material, run, run={"resume": "auto"}, **changed)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_config_of_a_run_starts_the_same_run_again(undisturbed, material, local_ray, tmp_path):
+    from dflash_ray.config import load_config
+    from jobs.run_driver import drive, prepare
+
+    config = load_config([undisturbed.path / "config.yaml"], ["--run.dir", str(tmp_path / "again"), "--run.max_steps", "4"])
+    drive(prepare(config))
+    assert losses(RunFolder(tmp_path / "again")) == losses(undisturbed)[:4]
+
+
+def test_metrics_say_what_they_promise(undisturbed):
+    records = undisturbed.read("metrics.jsonl")
+    keys = "step loss accuracy tau tau_blocks lr noise_std real_tokens padded_tokens real_tokens_per_second mean_document_tokens"
+    for record in records:
+        assert set([*keys.split(), "q_pre", "ahead", "q_hs", "seconds"]) <= record.keys()
+        assert record["real_tokens"] <= record["padded_tokens"]
+    assert [record["step"] for record in records] == list(range(1, 31))
+    summary = json.loads((undisturbed.path / "summary.json").read_text())
+    assert summary["topology"] == "1-1" and summary["real_tokens_per_second"] > 0

@@ -1,0 +1,181 @@
+"""Facts, taps, mask token and embeddings are read from the target's files and refused with one helpful line where they cannot serve."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dflash_ray.target.facts import resolve_mask_token, resolve_taps, shape_facts, target_facts
+from dflash_ray.target.weights import embedding_and_head
+from tests.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
+
+
+def edit(path, **changes):
+    data = json.loads(path.read_text()) if path.exists() else {}
+    data.update(changes)
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_target("qwen3_5", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_agree_with_transformers_config(family, tmp_path):
+    model = save_target(family, tmp_path)
+    facts, config = target_facts(tmp_path), model.config
+    for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"):
+        assert getattr(facts, name) == getattr(config, name)
+    assert facts.num_layers == config.num_hidden_layers
+    assert facts.rope_theta == config.rope_parameters["rope_theta"]
+    assert facts.head_dim == model.model.layers[-1].self_attn.head_dim
+    windows = {getattr(layer.self_attn, "sliding_window", None) for layer in model.model.layers if hasattr(layer, "self_attn")}
+    assert ("sliding_attention" in facts.layer_types) == (any(windows) or family == "mistral")
+    assert facts.eos_token_ids == (1,) and facts.pad_token_id == 0
+
+
+def test_facts_of_a_multimodal_config_are_those_of_its_text_part(folder):
+    text = target_facts(folder)
+    as_multimodal(folder)
+    both = target_facts(folder)
+    assert (both.hidden_size, both.num_layers, both.layer_types, both.rope_theta) == (
+        text.hidden_size,
+        text.num_layers,
+        text.layer_types,
+        text.rope_theta,
+    )
+
+
+def test_facts_need_neither_torch_nor_transformers(folder):
+    code = (
+        "import sys; from dflash_ray.target.facts import target_facts, resolve_mask_token; "
+        f"target_facts({str(folder)!r}); assert not {{'torch', 'ray', 'transformers'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_missing_theta_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="rope_theta"):
+        target_facts(folder)
+
+
+def test_old_style_theta_at_the_top_is_read(folder):
+    edit(folder / "config.json", rope_parameters=..., rope_theta=12345.0)
+    assert target_facts(folder).rope_theta == 12345.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+        ({"hidden_size": ...}, "hidden_size"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_a_config_that_cannot_serve_is_refused(folder, change, message):
+    edit(folder / "config.json", **change)
+    with pytest.raises(ValueError, match=message):
+        target_facts(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a":', "\x00\xff"])
+def test_an_unreadable_config_is_one_value_error(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match="config.json"):
+        target_facts(tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        target_facts(tmp_path / "nowhere")
+
+
+def test_shape_of_the_real_target():
+    facts = shape_facts("qwen3.6-27b")
+    assert (facts.num_layers, facts.hidden_size, facts.vocab_size) == (64, 5120, 248320)
+    assert facts.layer_types.count("full_attention") == 16 and facts.layer_types[3] == "full_attention"
+    assert facts.isolates_documents("cpu")
+    with pytest.raises(ValueError, match="qwen3.6-27b"):
+        shape_facts("qwen9")
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps", "expected"), [(64, 5, [1, 16, 31, 46, 61]), (30, 5, [1, 8, 14, 20, 27]), (12, 3, [1, 5, 9]), (12, 1, [6])]
+)
+def test_auto_taps_follow_the_rule(layers, taps, expected):
+    assert resolve_taps("auto", layers, taps) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "layers", "count", "message"),
+    [
+        ([63], 64, 5, "63 is the last layer of a 64-layer target"),
+        ([1, 64], 64, 5, "outside"),
+        ([-1, 3], 64, 5, "outside"),
+        ([3, 3], 64, 5, "repeats"),
+        ([5, 3], 64, 5, r"ascending; write \[3, 5\]"),
+        ([], 64, 5, "empty"),
+        ("auto", 5, 5, "draft.num_taps: 5"),
+        ("auto", 2, 1, "draft.num_taps: 1"),
+    ],
+)
+def test_taps_that_cannot_be_served_are_refused(value, layers, count, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_taps(value, layers, count)
+
+
+def test_configured_mask_id_is_checked(folder):
+    assert resolve_mask_token(folder, 7) == 7
+    for bad, message in ((VOCAB, "no row"), (-1, "no row"), (1, "eos"), (0, "pad")):
+        with pytest.raises(ValueError, match=message):
+            resolve_mask_token(folder, bad)
+    edit(folder / "generation_config.json", eos_token_id=[1, 9])
+    with pytest.raises(ValueError, match="eos"):
+        resolve_mask_token(folder, 9)
+
+
+def test_default_mask_id_comes_from_the_tokenizer(folder):
+    with pytest.raises(ValueError, match="mask_token_id"):
+        resolve_mask_token(folder, None)
+    edit(folder / "tokenizer.json", added_tokens=[{"id": 100, "content": "<|MASK|>"}, {"id": 101, "content": "<|im_end|>"}])
+    assert resolve_mask_token(folder, None) == 100
+    edit(folder / "tokenizer_config.json", mask_token={"content": "<|im_end|>"})
+    assert resolve_mask_token(folder, None) == 101
+    edit(folder / "tokenizer_config.json", eos_token="<|im_end|>")
+    with pytest.raises(ValueError, match="eos"):
+        resolve_mask_token(folder, None)
+
+
+def test_embedding_and_head_are_the_models_own(tmp_path):
+    for family in ("llama", "qwen3_5"):
+        model = save_target(family, tmp_path / family)
+        embed, head, fingerprint = embedding_and_head(tmp_path / family)
+        assert torch.equal(embed, model.get_input_embeddings().weight)
+        assert torch.equal(head, model.lm_head.weight)
+        assert (head is embed) == (family == "llama")
+        assert len(fingerprint) == 64
+    as_multimodal(tmp_path / "qwen3_5")
+    assert embedding_and_head(tmp_path / "qwen3_5")[2] == fingerprint
+    save_target("qwen3_5", tmp_path / "other", seed=1)
+    assert embedding_and_head(tmp_path / "other")[2] != fingerprint
+
+
+def test_weights_that_cannot_be_read_are_one_value_error(folder):
+    edit(folder / "config.json", vocab_size=VOCAB + 1)
+    with pytest.raises(ValueError, match="config.json says"):
+        embedding_and_head(folder)
+    (folder / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(ValueError, match="cannot be read"):
+        embedding_and_head(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="model.safetensors"):
+        embedding_and_head(folder)
