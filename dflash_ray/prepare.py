@@ -210,7 +210,9 @@ def prepare(
         report = _plain(counts)
         if counts.samples:
             report["splits"] = _write_splits(
-                settings, stage, {**identity["tokenizer"], "config": identity["config"], "counts": dict(report)}
+                settings,
+                stage,
+                {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"], "counts": dict(report)},
             )
         report |= _effort(counts, files, time.monotonic() - started, resumed)
         if counts.samples:
@@ -230,13 +232,13 @@ def _write_splits(settings: PrepareSettings, stage: Stage, manifest: dict[str, A
 
 def validation_groups(groups: np.ndarray, share: float) -> set[int]:
     """Which groups are held out: whole groups in the order of their hash, about `share` of the samples: one group at
-    least if the share comes to a sample and there are two groups."""
+    least if the share comes to a sample and there are two groups, never all of them."""
     unique, sizes = np.unique(groups, return_counts=True)
     wanted = round(share * len(groups))
     if wanted == 0 or len(unique) < 2:
         return set()
     chosen: set[int] = set()
-    for group, size in zip(unique.tolist(), sizes.tolist(), strict=True):
+    for group, size in zip(unique[:-1].tolist(), sizes[:-1].tolist(), strict=True):
         if size <= wanted:
             chosen.add(group)
             wanted -= size

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
     spread = None
     if args.num_workers > 1:
-        from actors.prepare_tasks import spread_over_tasks  # Ray is loaded only where it is used
+        from jobs.prepare_tasks import spread_over_tasks  # Ray is loaded only where it is used
 
         spread = spread_over_tasks(settings, args.num_workers)
     with Progress() as progress:

@@ -213,9 +213,9 @@ def test_parts_for_something_else_are_not_continued(tmp_path, folder, chat):
     inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     with pytest.raises(KeyboardInterrupt):
         prepare(_settings(tmp_path, folder, *inputs), chat, progress=_Interrupt(1))
-    report = prepare(_settings(tmp_path, folder, *inputs, max_length=17), chat)
+    report = prepare(_settings(tmp_path, folder, *inputs, max_length=25), chat)
     assert report["resumed_after_chunks"] == 0
-    assert max(len(ids) for ids, _ in _samples(tmp_path / "out")["train"]) == 17
+    assert max(len(ids) for ids, _ in _samples(tmp_path / "out")["train"]) == 25
 
 
 def test_two_preparations_of_one_output_do_not_mix(tmp_path):
@@ -304,7 +304,7 @@ def test_conversations_need_a_template_and_ids_do_not(tmp_path):
 
 
 @pytest.mark.ray
-def test_two_workers_make_the_same_data_set_as_one(tmp_path, folder):
+def test_two_workers_make_the_same_data_set_as_one(tmp_path, folder, local_ray):
     for name in "abcde":
         _lines(tmp_path / f"{name}.jsonl", 20)
     (tmp_path / "c.jsonl").write_text(_row("one") + "\nnonsense\n")

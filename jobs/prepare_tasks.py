@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from dflash_ray.prepare import ChunkWorker, Prepared, PrepareSettings, Spread
 from dflash_ray.rows import Chunk
 from dflash_ray.tokenizer import ChatTokenizer
+from jobs.run_driver import connect
 
 _CHUNK_SECONDS = 600.0
 
@@ -24,8 +25,8 @@ def spread_over_tasks(settings: PrepareSettings, workers: int) -> Spread:
     """A `spread` for `prepare` that keeps `workers` tasks busy, on the running Ray cluster or on one it starts and stops."""
 
     def spread(chunks: Iterable[Chunk]) -> Iterator[Prepared]:
-        on_term = signal.getsignal(signal.SIGTERM)
-        ray.init(log_to_driver=False, ignore_reinit_error=True)
+        found, on_term = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
+        connect()
         signal.signal(signal.SIGTERM, on_term)  # ray.init puts its own in place
         try:
             shared = ray.put(settings)
@@ -37,7 +38,8 @@ def spread_over_tasks(settings: PrepareSettings, workers: int) -> Spread:
             while pending:
                 yield _result(pending.popleft())
         finally:
-            ray.shutdown()
+            if not found:
+                ray.shutdown()
 
     return spread
 
