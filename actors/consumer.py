@@ -46,6 +46,7 @@ class Consumer:
         self.checkpoint_step: int | None = None
         self.writing: asyncio.Task | None = None
         self.step_began = run.now()
+        self._tokens, self._seconds = 0, 0.0  # of micro-steps and optimizer steps
         self.resumed: dict[str, Any] = {}  # meta of the checkpoint that the state came from
         self.initial: Path | None = None  # where the state comes from when there is no checkpoint yet; None: the seed
 
@@ -203,6 +204,8 @@ class Consumer:
         run = self.run
         seconds = await self._call(self.drafter.train.remote(position), f"batch {item.number}")
         facts, _ = run.batches.pop(position)
+        self._tokens += facts["tokens"]
+        self._seconds += seconds
         made = self.staged.pop(position)
         run.flow.done(position, seconds)
         self.tally.add(facts)
@@ -219,9 +222,11 @@ class Consumer:
     async def _end_step(self, step: int) -> None:
         """Optimizer step `step` (0-based) is due: in all files it is number step + 1."""
         run = self.run
+        began = run.now()
         metrics = await self._call(self.drafter.step.remote(step), f"step {step + 1}")
         run.step = step + 1
         now = run.now()
+        self._seconds += now - began
         tally, self.tally = self.tally, StepTally()
         rates = run.meter.step(now, tally.real_tokens, tally.padded_tokens)
         tokens_left = max(run.meter.total_tokens - run.meter.done_tokens, 0)
@@ -332,6 +337,11 @@ class Consumer:
         if self.writing is not None:
             await asyncio.gather(self.writing, return_exceptions=True)
             self.writing = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the drafter while it trains: micro-steps and optimizer steps, no waiting."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     async def close(self) -> None:
         await self._finish_writing()

@@ -43,6 +43,7 @@ class TargetPool:
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
         self._speeds: list[float] = []  # seconds per token of recent batches, all targets
+        self._tokens, self._seconds = 0, 0.0
 
     # ---- size --------------------------------------------------------------------------------------------------------------
 
@@ -170,6 +171,8 @@ class TargetPool:
         if target.handle is not handle:  # taken out while its answer was on the way; another target has the batch now
             return
         self._speeds = [*self._speeds[-63:], meta["seconds"] / max(facts["tokens"], 1)]
+        self._tokens += facts["tokens"]
+        self._seconds += meta["seconds"]
         target.batches += 1
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
@@ -220,6 +223,11 @@ class TargetPool:
     def close(self) -> None:
         for task in list(self.tasks):
             task.cancel()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one busy target, the mean over all of them."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     def table(self) -> list[dict[str, Any]]:
         queues = self.run.flow.queues()

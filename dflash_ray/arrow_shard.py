@@ -2,8 +2,8 @@
 
 pyarrow reads the metadata only; what it says is turned into byte positions in the file, and every access is checked against the file's
 size first, so that a broken file is a ValueError and never a bad read. Bytes of columns that are not asked for are never touched. Both
-Arrow containers are read (file and stream), uncompressed. Mapped pages are handed back to the system as reading goes on: a process that
-has read a whole data set still holds only what it returned.
+Arrow containers are read (file and stream), uncompressed. `release` hands mapped pages back to the system, so that a process which has
+read a whole data set holds only what it was given.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-_RELEASE_BYTES = 32 << 20  # hand mapped pages back after about this much reading
-_PAGE_CLUSTER = 128 << 10  # one access can map up to about this much (16 pages round each end)
 _ROWS_PER_CHUNK = 512
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -41,7 +39,6 @@ class ArrowShard:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: mmap of an empty file
             raise ValueError(f"{path}: cannot be read: {error}") from None
-        self._touched = 0
         buffer = pa.py_buffer(self._map)
         self._base = buffer.address
         self._numbers: dict[str, list[_Numbers]] = {}
@@ -96,6 +93,11 @@ class ArrowShard:
             for first in range(0, offsets.count - 1, _ROWS_PER_CHUNK):
                 ends = self._offsets(offsets, values, first, min(first + _ROWS_PER_CHUNK, offsets.count - 1))
                 yield ends - ends[0], self._read(values, int(ends[0]), int(ends[-1]))
+                self.release()
+
+    def release(self) -> None:
+        """Hands the mapped pages back to the system; what was read is a copy and stays."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     def _place(self, row: int) -> tuple[int, int]:
         batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
@@ -115,10 +117,6 @@ class ArrowShard:
         else:
             width = numbers.dtype.itemsize
             out = np.frombuffer(self._map, numbers.dtype, last - first, numbers.start + first * width).astype(np.int64)
-        self._touched += out.nbytes + _PAGE_CLUSTER
-        if self._touched > _RELEASE_BYTES:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
         return out
 
     def _locate_list(self, name: str, array: pa.Array) -> tuple[_Numbers, _Numbers]:
