@@ -99,9 +99,9 @@ def allocation_table(lengths: np.ndarray, tops: np.ndarray, budget: int, max_row
     for r in range(most, int(sure[-1]) - 1, -1):
         fewer = cells.mean_longest(r - 1, budget // max(r - 1, 1))
         within = cells.upto(budget // r)
-        first, some = np.searchsorted(-sure, (-r, -r + 1))  # from `first` on r rows are possible, from `some` on not certain
+        first, unsure = np.searchsorted(-sure, (-r, -r + 1))  # ends from `first` on: no more rows are sure; from `unsure` on: fewer are
         last = np.searchsorted(cells.upto_top, within * _NEGLIGIBLE ** (-1 / max(r - 1, 1)), side="right")
-        end, always = np.s_[:, first:last], np.s_[:, : some - first]
+        end, always = np.s_[:, first:last], np.s_[:, : unsure - first]
 
         carried, reached = 0.0, 0.0  # sum over p > r of w_p F(y_p)^r (m(r, y_p) - m(r - 1, y_p)), and B_r
         for p, w_p, f_p in larger:
@@ -116,7 +116,7 @@ def allocation_table(lengths: np.ndarray, tops: np.ndarray, budget: int, max_row
         own, less = (
             np.broadcast_to(part, f.shape).copy() for part in (cells.at(r, longest, budget // r), cells.at(r - 1, fewer, budget // r))
         )
-        own[always], less[always] = longest[:, first:some], fewer[:, first:some]
+        own[always], less[always] = longest[:, first:unsure], fewer[:, first:unsure]
         power = f ** (r - 1)
         tokens[end] += r * (power * ((1 + w[end]) * f * own - wf[end] * less) - carried - reached)
         first_document = f * (1 + w[end]) - wf[end]  # P(y_r)
