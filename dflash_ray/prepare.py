@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -280,6 +281,7 @@ def _effort(counts: Counts, files: list[InputFile], seconds: float, resumed: int
         "seconds": round(seconds, 3),
         "tokens_per_second": None if resumed else round(counts.tokens / max(seconds, 1e-9)),
         "resumed_after_chunks": resumed,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,  # of this process
     }
 
 

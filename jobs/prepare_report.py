@@ -74,7 +74,8 @@ def print_report(report: dict[str, Any], settings: PrepareSettings) -> None:
         splits = ", ".join(f"{name} {split['samples']:,} samples" for name, split in report["splits"].items())
         console.print(f"{splits} in {settings.output}")
     if report["tokens_per_second"]:
-        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s")
+        peak = report["peak_memory_bytes"] / 2**20
+        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s, at most {peak:,.0f} MiB of memory")
 
 
 def show_samples(tokenizer: ChatTokenizer, path: Path, number: int = 3) -> None:

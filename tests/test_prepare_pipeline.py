@@ -179,7 +179,7 @@ def test_an_interrupted_preparation_goes_on_and_ends_as_an_unbroken_one(tmp_path
     (tmp_path / "whole").mkdir()
     whole = prepare(_settings(tmp_path / "whole", folder, *inputs), chat)
     assert _samples(tmp_path / "out") == _samples(tmp_path / "whole" / "out")
-    effort = ("seconds", "tokens_per_second", "resumed_after_chunks")
+    effort = ("seconds", "tokens_per_second", "resumed_after_chunks", "peak_memory_bytes")
     assert {k: v for k, v in report.items() if k not in effort} == {k: v for k, v in whole.items() if k not in effort}
     assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out"]
 
