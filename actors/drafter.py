@@ -12,7 +12,7 @@ import torch
 
 from dflash_ray.batch import Batch
 from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
-from dflash_ray.draft.trainer import FeatureError, check_features
+from dflash_ray.draft.trainer import FeatureError
 from dflash_ray.payload import Packed, unpack
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
@@ -47,7 +47,7 @@ class DrafterActor:
             teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"].to(self.spec.device))
         features = tensors["features"].to(self.spec.device)
         try:
-            check_features(batch, features, self.spec.shape)
+            self.trainer.check(batch, features)
         except FeatureError as error:
             return str(error)
         self._staged[position] = (batch, features, teacher)

@@ -28,7 +28,10 @@ from pydantic import (
 def _numbers(value: Any) -> Any:
     """`0,770,8192` as typed on a command line becomes a list; everything else is left for pydantic to judge."""
     if isinstance(value, str) and value not in ("auto", ""):
-        return [int(part) for part in value.replace(" ", "").split(",")]
+        try:
+            return [int(part) for part in value.replace(" ", "").split(",")]
+        except ValueError:
+            raise ValueError(f"{value!r} is no list of whole numbers, for instance 0,770,8192") from None
     return value
 
 

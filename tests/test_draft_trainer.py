@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dflash_ray.batch import Batch
+from dflash_ray.config import load_config
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.memory import memory_estimate
 from dflash_ray.draft.shape import FULL, SLIDING
@@ -171,7 +172,7 @@ def test_evaluation_uses_averaged_weights():
         (lambda f: f.half(), "torch.float16; only bfloat16 and float32"),
         (lambda f: f.index_fill(0, torch.tensor([3]), math.nan), "NaN or infinity"),
         (lambda f: f.index_fill(0, torch.tensor([3]), math.inf), "NaN or infinity"),
-        (lambda f: f.index_fill(0, torch.tensor([3, 5]), 0.0), "2 tokens have all-zero features"),
+        (lambda f: f.index_fill(0, torch.tensor([3, 5]), 0.0), "features of 2 tokens are all zero"),
     ],
 )
 def test_wrong_features_are_refused(spoil, says):
@@ -181,6 +182,15 @@ def test_wrong_features_are_refused(spoil, says):
     check_features(batch, features.bfloat16(), shape)
     with pytest.raises(FeatureError, match=says):
         check_features(batch, spoil(features), shape)
+
+
+def test_a_token_with_a_zero_embedding_may_have_zero_features():
+    shape, batch = small_shape(), small_batch()
+    features = features_for(batch, shape).index_fill(0, torch.tensor([3]), 0.0)
+    check_features(batch, features, shape, batch.input_ids[3:4])
+    trainer = small_trainer()
+    with pytest.raises(FeatureError, match="features of 1 tokens are all zero"):
+        trainer.micro_step(batch, features)
 
 
 def test_missing_teacher_rows_are_refused():
@@ -239,6 +249,11 @@ def test_norm_weights_move_within_50_steps():
     for name, tensor in tensors.items():
         if name.startswith("model.") and tensor.dim() == 1:
             assert (tensor != 1.0).all(), name
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(ValueError, match="train.precision"):
+        load_config(overrides={"train": {"precision": "float16"}})
 
 
 def test_precision():

@@ -14,7 +14,7 @@ from torch import nn
 
 from dflash_ray.batch import Batch
 from dflash_ray.target.facts import TargetFacts
-from dflash_ray.target.layers import Layer, Rotation
+from dflash_ray.target.layers import Layer, RmsNorm, Rotation
 from dflash_ray.target.mixers import Rows, mixers_for
 
 
@@ -35,6 +35,8 @@ class FrozenTarget:
     ) -> None:
         self.facts, self.taps, self.layers = facts, taps, layers
         self.embedding, self.final_norm, self.head = embedding, final_norm, head
+        # the module itself makes teacher rows; decoding runs the same numbers in fewer calls
+        self.decode_norm = None if final_norm is None else RmsNorm(final_norm, facts.rms_norm_eps)
         self.layout = layout
         self.device, self.dtype = embedding.device, embedding.dtype
         self.mixers = mixers_for(self.device)
