@@ -32,13 +32,14 @@ class Progress:
         self._task = self._bar.add_task("", state="")
 
     def __enter__(self) -> Progress:
-        self._bar.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:  # stopping one that never started prints an empty line
+            self._bar.stop()
 
     def __call__(self, done: int, total: int, counts: Counts) -> None:
+        self._bar.start()
         state = f"{counts.lines_read:,} read, {counts.kept:,} kept, {counts.tokens:,} tokens"
         self._bar.update(self._task, completed=done, total=max(total, 1), state=state)
 

@@ -16,6 +16,7 @@ from dflash_ray.rows import Chunk, find_files, read_chunks
 from dflash_ray.staging import Stage
 from dflash_ray.tokenizer import ChatTokenizer, check_same_tokenizer
 from jobs import prepare_data
+from jobs.cli import JOB_MARK
 from tests.tiny_chat import KEEPS, STRIPS, save_tokenizer
 
 
@@ -292,6 +293,14 @@ def test_impossible_flags_are_one_line(tmp_path, folder, flags, message):
     with pytest.raises(ValueError, match=message):
         _job(tmp_path, folder, tmp_path / "a.jsonl", *flags)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_relative_paths_are_refused_under_job_submit(tmp_path, folder, monkeypatch):
+    _lines(tmp_path / "a.jsonl", 2)
+    monkeypatch.setenv(JOB_MARK, "{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--output out: is relative"):
+        prepare_data.main(["--input", str(tmp_path / "a.jsonl"), "--tokenizer", str(folder), "--output", "out"])
 
 
 def test_conversations_need_a_template_and_ids_do_not(tmp_path):
