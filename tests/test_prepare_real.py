@@ -130,6 +130,11 @@ def test_sharegpt_roles(worker, reference, shared, name):
     assert ('"w"' in said or "function=w" in said) == (name != "smollm2")
 
 
+def test_an_answer_after_an_answer(worker, reference, shared):
+    _, samples = _prepared(worker, shared / "cases" / "d08_non_alternating.jsonl")
+    assert _said(reference, samples) == ["reply<|im_end|>", "second reply in a row<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -112,6 +112,16 @@ def test_one_sample_where_history_stays_and_one_per_turn_where_it_is_rewritten(c
     assert "first thought" not in _text(chats["strips"], rewritten.samples[1:])
 
 
+def test_an_answer_after_an_answer_is_supervised_even_if_the_template_marks_only_the_last(tmp_path, chats):
+    last_only = STRIPS.replace("loop.index0 > seen.last", "loop.index0 > seen.last and loop.last")
+    marks_last = ChatTokenizer(save_tokenizer(tmp_path / "last", last_only))
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+    for chat in (chats["keeps"], chats["strips"], chats["opens"], marks_last):
+        out = _render(chat, messages)
+        said = [chat.decode(ids) for sample in out.samples for ids in _supervised(sample)]
+        assert said == ["fox<|im_end|>", "dog<|im_end|>"]
+
+
 def test_tool_steps_after_one_question_share_a_sample(chats):
     call = {"type": "function", "function": {"name": "temp", "arguments": '{"city": "Oslo"}'}}
     messages = [
