@@ -10,8 +10,9 @@ import rich.progress
 from rich.console import Console
 from rich.text import Text
 
+from dflash_ray.counts import Counts
 from dflash_ray.dataset import open_dataset
-from dflash_ray.prepare import Counts, PrepareSettings
+from dflash_ray.prepare import PrepareSettings
 from dflash_ray.tokenizer import ChatTokenizer
 
 _SHOWN_CHARACTERS = 400
