@@ -78,7 +78,7 @@ def test_no_other_edges_are_cheaper(lengths, buckets, budget, max_rows):
     assert expected_tokens(lengths, found.edges, budget, max_rows).sum() == pytest.approx(found.expected_tokens, rel=0.02)
 
 
-def distributions(count=30_000):
+def distributions(count=10_000):
     rng = np.random.default_rng(5)
     humps = np.where(rng.random(count) < 0.5, rng.normal(300, 60, count), rng.normal(6000, 800, count))
     kinds = {

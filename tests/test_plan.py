@@ -30,7 +30,7 @@ def batches_of(plan):
     return [plan.samples[low:high].tolist() for low, high in zip(plan.offsets[:-1], plan.offsets[1:], strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(settings_and_lengths(), st.integers(0, 2**31 - 1), st.integers(0, 5))
 def test_each_sample_exactly_once_and_budgets_kept(given, seed, epoch):
     lengths, anchors, config = given
@@ -47,7 +47,7 @@ def test_each_sample_exactly_once_and_budgets_kept(given, seed, epoch):
     assert plan.layout == ("packed" if config.strategy == "packed" else "padded")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(settings_and_lengths(), st.integers(0, 1000), st.integers(1, 4), st.data())
 def test_any_batch_of_a_run_is_found_without_the_ones_before(given, seed, epochs, data):
     """Resume from any k: two plans of the same run agree on every batch, in whatever order they are asked."""

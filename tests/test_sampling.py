@@ -8,15 +8,16 @@ import torch
 from dflash_ray.decode.plain import generate_batch
 from dflash_ray.decode.sampling import Stream, accept, probabilities, sample
 from dflash_ray.decode.speculative import speculative
+from dflash_ray.decode.state import TargetState
 from dflash_ray.target.load import load_target
 from tests.test_decode import prompts_of, random_drafter
 from tests.tiny_targets import save_target
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """(statistic - degrees of freedom) / its standard deviation, cells of less than five expected counts joined."""
+    """(statistic - degrees of freedom) / its standard deviation, cells of less than twenty expected counts joined."""
     order = np.argsort(expected)
-    joined = np.cumsum(expected[order]) < 5
+    joined = np.cumsum(expected[order]) < 20
     few = order[joined]
     rest = order[~joined]
     observed, wanted = np.append(counts[rest], counts[few].sum()), np.append(expected[rest], expected[few].sum())
@@ -39,9 +40,9 @@ def test_a_block_gives_the_targets_distribution_for_good_and_bad_drafters():
             first[tokens[0]] += 1
             if accepted >= 1:  # the second token follows an accepted first one, and is drawn from the target's second row
                 second[tokens[1]] += 1
-        assert chi_square(first, rounds * target[0].numpy()) < 4
+        assert chi_square(first, rounds * target[0].numpy()) < 5
         if second.sum() > 100:
-            assert chi_square(second, second.sum() * target[1].numpy()) < 4
+            assert chi_square(second, second.sum() * target[1].numpy()) < 5
 
 
 def test_the_right_distribution_would_be_noticed_if_it_were_the_drafters():
@@ -60,8 +61,6 @@ def test_speculative_and_plain_sampling_draw_pairs_of_tokens_with_the_targets_pr
     settings = {"max_new_tokens": 2, "stop_ids": [], "temperature": temperature, "batch_size": 200}
 
     def distribution(ids: list[int]) -> torch.Tensor:
-        from dflash_ray.decode.state import TargetState
-
         return probabilities(TargetState(target, 1, 16).prefill([ids])[0][0], temperature)
 
     first = distribution(prompt)
@@ -75,7 +74,7 @@ def test_speculative_and_plain_sampling_draw_pairs_of_tokens_with_the_targets_pr
         counts = np.zeros(len(expected))
         for one, two in tokens:
             counts[likely.index(one) * target.facts.vocab_size + two if one in likely else -1] += 1
-        assert chi_square(counts, expected) < 4
+        assert chi_square(counts, expected) < 5
 
 
 def test_a_point_at_the_end_never_picks_a_token_without_weight():

@@ -27,11 +27,7 @@ def batch_of(prompts: list[list[int]], answers: list[list[int]]) -> Batch:
     documents = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype(np.int32)
     mask = np.concatenate([[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)])
-    anchors = [
-        position
-        for start, end, prompt in zip(bounds, bounds[1:], prompts, strict=False)
-        for position in range(start + len(prompt), end - 1)
-    ]
+    anchors = np.flatnonzero(mask[:-1] & mask[1:])  # two answer tokens in a row; a prompt stands between answers
     return Batch(
         number=0,
         epoch=0,
@@ -39,7 +35,7 @@ def batch_of(prompts: list[list[int]], answers: list[list[int]]) -> Batch:
         input_ids=np.concatenate(documents).astype(np.int32),
         cu_seqlens=bounds,
         loss_mask=mask.astype(np.uint8),
-        anchors=np.array(anchors, dtype=np.int32),
+        anchors=anchors.astype(np.int32),
     )
 
 

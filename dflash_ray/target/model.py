@@ -52,8 +52,11 @@ class FrozenTarget:
         """cos and signed sin float32 [at least length, D] of positions 0, 1, ..., from the family's own rotary module; grown as needed."""
         if length > self._table[0].shape[0]:
             size = max(2 * self._table[0].shape[0], length, 256)
+            positions = torch.arange(size)[None]
+            if hasattr(self._rotary, "mrope_section"):
+                positions = positions.expand(3, 1, -1)  # time, height and width are one for text
             # the module casts to the dtype of its first argument
-            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), torch.arange(size)[None])
+            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), positions)
             half = cos.shape[-1] // 2
             still = (0, self.facts.head_dim // 2 - half)
             cos, sin = F.pad(cos[0, :, :half], still, value=1.0), F.pad(sin[0, :, :half], still, value=0.0)
