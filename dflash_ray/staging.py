@@ -115,7 +115,8 @@ class Stage:
 
     def groups(self) -> np.ndarray:
         """uint64 [samples]."""
-        return np.concatenate([np.empty(0, np.uint64), *(batch.column("group").to_numpy() for batch in self._batches())])
+        # a copy each: a view would keep the tokens of its batch in memory
+        return np.concatenate([np.empty(0, np.uint64), *(batch.column("group").to_numpy().copy() for batch in self._batches())])
 
     def samples(self) -> Iterator[tuple[np.ndarray, np.ndarray, int, str]]:
         """(input_ids, loss_mask, group, source) of every sample in order; the arrays are views that live as long as they are held."""
