@@ -112,6 +112,16 @@ def test_one_sample_where_history_stays_and_one_per_turn_where_it_is_rewritten(c
     assert "first thought" not in _text(chats["strips"], rewritten.samples[1:])
 
 
+def test_an_answer_after_an_answer_is_supervised_even_if_the_template_marks_only_the_last(tmp_path, chats):
+    last_only = STRIPS.replace("loop.index0 > seen.last", "loop.index0 > seen.last and loop.last")
+    marks_last = ChatTokenizer(save_tokenizer(tmp_path / "last", last_only))
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+    for chat in (chats["keeps"], chats["strips"], chats["opens"], marks_last):
+        out = _render(chat, messages)
+        said = [chat.decode(ids) for sample in out.samples for ids in _supervised(sample)]
+        assert said == ["fox<|im_end|>", "dog<|im_end|>"]
+
+
 def test_tool_steps_after_one_question_share_a_sample(chats):
     call = {"type": "function", "function": {"name": "temp", "arguments": '{"city": "Oslo"}'}}
     messages = [
@@ -261,15 +271,17 @@ def test_ids_of_the_target_are_used_as_they_are(chats):
 
 def test_turns_with_ids_share_a_sample_only_if_the_next_prompt_continues_the_answer(chats):
     chat = chats["keeps"]
-    messages = _conversation([("one", "", "fox"), ("two", "", "dog")])
+    messages = _conversation([("one", "", "quick"), ("two", "", "dog")])
     for index in (1, 3):
         text = chat.render([{"role": m["role"], "content": m["content"]} for m in messages[:index]], None, generation=True, thinking=False)
         messages[index] |= {"prompt_ids": chat.encode(text), "output_ids": chat.encode(messages[index]["content"] + "<|im_end|>")}
     joined = _render(chat, messages)
     assert len(joined.samples) == 1 and joined.turns == 2
-    messages[1]["output_ids"] = chat.encode("f") + chat.encode("ox<|im_end|>")  # the same text in other tokens
+    spelled = [*(chat.encode(letter)[0] for letter in "quick"), chat.token_id("<|im_end|>")]  # the same text in other tokens
+    assert spelled != messages[1]["output_ids"]
+    messages[1]["output_ids"] = spelled
     apart = _render(chat, messages)
-    assert len(apart.samples) == (1 if messages[1]["output_ids"] == chat.encode("fox<|im_end|>") else 2)
+    assert [ids.tolist() for ids, _ in apart.samples] == [m["prompt_ids"] + m["output_ids"] for m in (messages[1], messages[3])]
 
 
 def test_ids_outside_the_vocabulary_are_refused(chats):
