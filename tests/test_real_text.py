@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,20 +11,17 @@ from dflash_ray.batch import Batch
 from dflash_ray.decode.plain import generate_batch
 from dflash_ray.target.load import load_target
 
-SHARED = Path(os.environ.get("DFLASH_SHARED", Path(__file__).parents[2] / "shared"))
-STORIES = SHARED / "models" / "stories260K-hf"
 OPENINGS = ("Once upon a time, there was a little girl named", "The dog ran", "Tom and his mom went to the park. They saw a big")
-
-pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason=f"no {STORIES}; set DFLASH_SHARED to the folder that holds models/")
 
 
 @pytest.fixture(scope="module")
-def stories():
-    model = transformers.AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval().requires_grad_(False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(STORIES)
+def stories(shared):
+    folder = shared / "models" / "stories260K-hf"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return (
         model,
-        load_target(STORIES, taps=[1, 3], device="cpu", with_head=True),
+        load_target(folder, taps=[1, 3], device="cpu", with_head=True),
         [tokenizer(text)["input_ids"] for text in OPENINGS],
         tokenizer,
     )
@@ -40,7 +34,7 @@ def test_continuation_is_transformers_own(stories):
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False)
         assert answer == out[0, len(prompt) :].tolist()
-    assert "mom" in tokenizer.decode(answers[2])
+    assert "Tom wanted to play" in tokenizer.decode(answers[2])
 
 
 def test_teacher_rows_through_the_head_are_the_targets_own_logits(stories):
