@@ -23,6 +23,7 @@ class Rows:
 
     cu_seqlens: torch.Tensor | None = None  # int32 [D+1] on the device, or None: every row is one document
     lengths: tuple[int, ...] = ()  # with cu_seqlens: tokens of each document
+    delta_index: tuple[torch.Tensor, torch.Tensor] | None = None  # what CUDA's delta rule derives from cu_seqlens, made once per pass
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -45,9 +46,14 @@ class Mixers:
     delta_prefill: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
+def plain_mixers() -> Mixers:
+    """Plain torch, on whatever device the tensors are: the only choice on a CPU, the oracle on a GPU."""
+    return Mixers(attention, short_conv, delta_rule, delta_prefill)
+
+
 def mixers_for(device: torch.device) -> Mixers:
     if device.type == "cpu":
-        return Mixers(attention, short_conv, delta_rule, delta_prefill)
+        return plain_mixers()
     if device.type == "cuda":
         from dflash_ray.target import mixers_cuda
 

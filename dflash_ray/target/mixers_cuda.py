@@ -1,36 +1,46 @@
-"""The mixer functions on CUDA: torch's variable-length attention, flash-linear-attention's convolution and gated delta rule.
+"""The mixer functions on CUDA: torch's flash attention, flash-linear-attention's convolution and gated delta rule.
 
 Same signatures and meaning as the CPU functions in `mixers`. With `cu_seqlens` the kernels keep documents apart; without, rows are
-documents. Imported only when a target lies on a CUDA device.
+documents. Key and value heads are never copied for the query or value heads they serve. Imported only when a target lies on a CUDA device.
 """
 
 from __future__ import annotations
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
 from dflash_ray.target import mixers
-from dflash_ray.target.mixers import Rows, repeat_heads
+from dflash_ray.target.mixers import Rows
+
+_CHUNK = 64  # tokens per program of flash-linear-attention's delta rule
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
     if rows.cu_seqlens is None:
         return mixers.attention(q, k, v, scale=scale, window=window, rows=rows)
-    repeat = q.shape[2] // k.shape[2]
-    q, k, v = q[0].contiguous(), k[0].contiguous(), v[0].contiguous()
+    return varlen_attention(q[0], k[0], v[0], scale=scale, window=window, rows=rows)[None]
+
+
+def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
+    """q [T, N, D], k and v [T, Nkv, D], rows at any distance from each other: [T, N, D].
+
+    The operator below torch's `varlen_attn`, whose wrapper in torch 2.11 asks for as many key heads as query heads.
+    """
     longest = max(rows.lengths)
-    out = varlen_attn(
+    return torch.ops.aten._flash_attention_forward(
         q,
-        k.repeat_interleave(repeat, dim=1),
-        v.repeat_interleave(repeat, dim=1),
+        k,
+        v,
         rows.cu_seqlens,
         rows.cu_seqlens,
         longest,
         longest,
+        0.0,
+        window is None,
+        False,
         scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-    )
-    return out.unsqueeze(0)
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )[0]
 
 
 def short_conv(x: torch.Tensor, weight: torch.Tensor, *, rows: Rows) -> torch.Tensor:
@@ -41,27 +51,47 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, *, rows: Rows) -> torch.Te
 
 
 def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
-    return _delta(q, k, v, g, beta, rows)[0]
+    return _delta(q, k, v, g, beta, rows, normalise=True, state=False)[0]
 
 
 def delta_prefill(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _delta(q, k, v, g, beta, Rows())
+    return _delta(q, k, v, g, beta, Rows(), normalise=True, state=True)
 
 
-def _delta(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, rows: Rows
-) -> tuple[torch.Tensor, torch.Tensor]:
+def varlen_delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows
+) -> torch.Tensor:
+    """q, k [T, Nk, Dk] of length 1, v [T, Nv, Dv], g and beta [T, Nv]: [T, Nv, Dv]."""
+    return _delta(q[None], k[None], v[None], g[None], beta[None], rows, normalise=False, state=False)[0][0]
+
+
+def delta_index(cu_seqlens: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bounds int64 [D+1] on `device`, and document and number within it of every chunk, int64 [chunks, 2], from bounds on the host.
+
+    Made once per batch: the kernels would otherwise ask the device for the number of chunks and wait for everything queued there.
+    """
+    from fla.ops.utils import prepare_chunk_indices
+
+    bounds = cu_seqlens.long()
+    return tuple(x.pin_memory().to(device, non_blocking=True) for x in (bounds, prepare_chunk_indices(bounds, _CHUNK)))
+
+
+def _delta(q, k, v, g, beta, rows: Rows, *, normalise: bool, state: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
+    bounds, chunks = None, None
+    if rows.cu_seqlens is not None:
+        bounds, chunks = rows.delta_index or (rows.cu_seqlens.long(), None)
     return chunk_gated_delta_rule(
-        repeat_heads(q, v.shape[2]).contiguous(),
-        repeat_heads(k, v.shape[2]).contiguous(),
-        v.contiguous(),
+        q,
+        k,
+        v,
         g=g,
-        beta=beta.to(v.dtype),
-        use_qk_l2norm_in_kernel=True,
-        cu_seqlens=None if rows.cu_seqlens is None else rows.cu_seqlens.long(),
-        output_final_state=True,
+        beta=beta,
+        use_qk_l2norm_in_kernel=normalise,
+        cu_seqlens=bounds,
+        chunk_indices=chunks,
+        output_final_state=state,
     )
