@@ -79,7 +79,7 @@ class Renderer:
         return out
 
     def _conversation(self, conversation: Conversation, out: Rendered) -> None:
-        messages = [self._for_template(message) for message in conversation.messages]
+        messages = [self.template_message(message) for message in conversation.messages]
         tools = list(conversation.tools) or None
         sample: _Sample | None = None
         for index, message in enumerate(conversation.messages):
@@ -100,7 +100,7 @@ class Renderer:
 
     # ---- one turn as text
 
-    def _for_template(self, message: Message) -> dict:
+    def template_message(self, message: Message) -> dict:
         made: dict = {"role": message.role, "content": message.content}
         if message.role == "assistant":
             if "reasoning_content" in (self.tokenizer.template or ""):

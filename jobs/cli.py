@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +20,16 @@ from dflash_ray.config import Config, describe_settings, load_config
 
 class Stopped(BaseException):
     """SIGTERM arrived; like KeyboardInterrupt, not an Exception."""
+
+
+class Arguments(argparse.ArgumentParser):
+    """Flags of a job without a config. A mistake in them is a ValueError like any other; no flag may be abbreviated."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def run(main: Callable[[list[str]], int]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.decode.drafter import ServedDrafter
+from dflash_ray.decode.drafter import DraftState, ServedDrafter
 from dflash_ray.decode.plain import generate_batch, plain_greedy
 from dflash_ray.decode.speculative import speculative
 from dflash_ray.decode.state import TargetState
@@ -125,6 +125,32 @@ def test_a_long_run_of_rollbacks_of_every_length_stays_on_the_plain_answer(targe
         done += accepted + 1
         seen.add(accepted)
     assert seen == set(range(BLOCK))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sliding", [False, True])
+def test_a_served_block_is_the_draft_models_own(calm_target, sliding):
+    """Context read in several pieces, some of it rejected, rows of different length: logits of the model's plain serving interface."""
+    drafter = random_drafter(calm_target, sliding=sliding)
+    model, width = drafter.model, drafter.shape.features
+    torch.manual_seed(0)
+    first, second = torch.randn(3, 20, width), torch.randn(3, BLOCK, width)
+    lengths, counts, last = [20, 4, 11], [2, BLOCK, 1], torch.tensor([5, 6, 7])
+    for rows in ([0], [1], [0, 1, 2]):
+        state = DraftState(drafter, len(rows), 64)
+        longest = max(lengths[row] for row in rows)
+        state.prefill(first[rows, :longest], [lengths[row] for row in rows], list(range(len(rows))))
+        state.propose(last[rows])  # leaves its own keys behind, which nobody may see afterwards
+        state.append(second[rows].flatten(0, 1), BLOCK, [counts[row] for row in rows])
+        logits = state.propose(last[rows])
+        for index, row in enumerate(rows):
+            features = torch.cat((first[row, : lengths[row]], second[row, : counts[row]]))
+            anchor = len(features)
+            cache = model.context_kv(model.context(features), torch.arange(anchor))
+            block = model.block_embeddings(last[row], drafter.embedding)
+            hidden = model.forward_block(block, torch.arange(anchor, anchor + BLOCK), cache)
+            expected = hidden[1:] @ drafter.head.t()
+            assert (logits[index] - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_a_batch_of_prompts_gives_each_its_own_answer(target):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -123,3 +124,21 @@ def as_multimodal(folder: Path) -> None:
     renamed["model.visual.patch_embed.proj.weight"] = torch.zeros(3, 3)
     renamed["mtp.layers.0.input_layernorm.weight"] = torch.zeros(32)
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }} {{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant {% if enable_thinking %}think {% endif %}{% endif %}"
+)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """One token per word: `w7` is 7, and the target's special ids get the names of a chat format."""
+    named = {0: "<|pad|>", 1: "<|im_end|>", 2: "<|im_start|>", 3: "user", 4: "assistant", 5: "think", VOCAB - 1: "<|mask|>"}
+    words = {named.get(index, f"w{index}"): index for index in range(VOCAB)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|pad|>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([name for name in named.values() if name.startswith("<|")])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|im_end|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)

@@ -1,8 +1,8 @@
 """Choosing tokens from logits: greedy, or sampling whose randomness belongs to the prompt and not to the batch it happens to run in.
 
 Every prompt has its own stream of uniform numbers, seeded by (seed, prompt number), so the answer to a prompt is the same whatever runs
-beside it. Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws the
-first refused one from max(p - q, 0): what comes out is distributed as the target alone would have it.
+beside it. Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws
+the first refused one from max(p - q, 0): what comes out is distributed as the target alone would have it.
 """
 
 from __future__ import annotations

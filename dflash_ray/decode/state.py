@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from dflash_ray.decode.place import Place, attend
 from dflash_ray.target.layers import Attention, GatedDeltaNet, RmsNorm, Rotation
-from dflash_ray.target.mixers import Mixers, Rows, conv_valid, delta_chunk, delta_state, l2_normalise, normalise_queries, repeat_heads
+from dflash_ray.target.mixers import Mixers, Rows, conv_valid, delta_chunk, delta_heads, delta_state, delta_step
 from dflash_ray.target.model import FrozenTarget
 
 
@@ -55,7 +55,8 @@ class DeltaCache:
         mixer = self.mixer
         mixed, z, g, beta = mixer.project(x)
         real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        q, k, v = mixer.heads(mixers.short_conv(mixed, mixer.w_conv, rows=Rows()))
+        qk, v = mixer.heads(mixers.short_conv(mixed, mixer.w_conv, rows=Rows()))
+        q, k = qk.chunk(2, 2)
         out, state = mixers.delta_prefill(q, k, v, g * real[..., None], beta * real[..., None])
         last = lengths[:, None] + torch.arange(self.past, device=x.device)  # the W-1 inputs before each row's end, in padded coordinates
         stream = F.pad(mixed, (0, 0, self.past, 0))
@@ -68,21 +69,15 @@ class DeltaCache:
         mixer, batch, new = self.mixer, self.batch, place.new
         mixed, z, g, beta = mixer.project(x)
         stream = torch.cat((self.conv, mixed.view(batch, new, -1)), 1)
-        q, k, v = mixer.heads(F.silu(conv_valid(stream, mixer.w_conv)))
-        q, k = repeat_heads(normalise_queries(q), mixer.v_heads), repeat_heads(l2_normalise(k.float()), mixer.v_heads)
-        # [B*Nv, T, ...]
-        q, k, v = (part.transpose(1, 2).reshape(-1, new, part.shape[-1]) for part in (q, k, v.float()))
-        g, beta = (part.view(batch, new, -1).transpose(1, 2).reshape(-1, new) for part in (g, beta))
+        qk, v = mixer.heads(F.silu(conv_valid(stream, mixer.w_conv)))
+        qk, v, g, beta = delta_heads(qk, v, g.view(batch, new, -1), beta.view(batch, new, -1))
         if new == 1:
             self.conv = stream[:, 1:]
-            decayed = self.state * g.exp().unsqueeze(-1)
-            pseudo = (v - torch.bmm(k, decayed)) * beta.unsqueeze(-1)
-            self.state = torch.baddbmm(decayed, k.transpose(1, 2), pseudo)
-            out = torch.bmm(q, self.state)
+            out, self.state = delta_step(qk, v, g, beta, self.state)
         else:
             decay = g.cumsum(-1)
-            out, pseudo = delta_chunk(q, k, v, decay, beta, self.state)
-            self.block = (stream, k, pseudo, decay)
+            out, pseudo = delta_chunk(qk, v, decay, beta, self.state)
+            self.block = (stream, qk[:, 1], pseudo, decay)
         out = out.view(batch, mixer.v_heads, new, mixer.v_dim).transpose(1, 2).reshape(batch * new, mixer.v_heads, mixer.v_dim)
         return mixer.finish(out.to(x.dtype), z)
 

@@ -166,14 +166,10 @@ class GatedDeltaNet:
         mixed, z, b, a = F.linear(x, self.w_in).split(self.sizes, dim=-1)
         return mixed, z, self.rate * F.softplus(a.float() + self.dt_bias), b.float().sigmoid()
 
-    def heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Output of the convolution [B,T,C] -> q, k [B,T,Nk,Dk], v [B,T,Nv,Dv]."""
-        batch, length, _ = mixed.shape
-        key = self.k_heads * self.k_dim
-        q = mixed[..., :key].view(batch, length, self.k_heads, self.k_dim)
-        k = mixed[..., key : 2 * key].view(batch, length, self.k_heads, self.k_dim)
-        v = mixed[..., 2 * key :].view(batch, length, self.v_heads, self.v_dim)
-        return q, k, v
+    def heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output of the convolution [B,T,C] -> queries beside keys [B,T,2*Nk,Dk], v [B,T,Nv,Dv]."""
+        qk, v = mixed.split((2 * self.k_heads * self.k_dim, self.v_heads * self.v_dim), -1)
+        return qk.unflatten(-1, (2 * self.k_heads, self.k_dim)), v.unflatten(-1, (self.v_heads, self.v_dim))
 
     def finish(self, mixed: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """mixed [...,Nv,Dv] -> [...,H]."""
@@ -183,7 +179,8 @@ class GatedDeltaNet:
 
     def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
         mixed, z, g, beta = self.project(x)
-        q, k, v = self.heads(mixers.short_conv(mixed, self.w_conv, rows=rows))
+        qk, v = self.heads(mixers.short_conv(mixed, self.w_conv, rows=rows))
+        q, k = qk.chunk(2, 2)
         return self.finish(mixers.delta_rule(q, k, v, g, beta, rows=rows), z)
 
 

@@ -114,55 +114,80 @@ def delta_prefill(
 
     A token with g = 0 and beta = 0 leaves the state as it was.
     """
-    q, k = repeat_heads(normalise_queries(q), v.shape[2]), repeat_heads(l2_normalise(k.float()), v.shape[2])
-    q, k, wide, g, beta = (x.transpose(1, 2) for x in (q, k, v.float(), g, beta))
-    state = wide.new_zeros(*wide.shape[:2], k.shape[-1], v.shape[-1])
+    batch, length, heads, width = v.shape
+    qk, values, g, beta = delta_heads(torch.cat((q, k), 2), v, g, beta)
+    state = values.new_zeros(batch * heads, q.shape[-1], width)
     outputs = []
-    for start in range(0, q.shape[2], CHUNK):
+    for start in range(0, length, CHUNK):
         part = slice(start, start + CHUNK)
-        decay = g[:, :, part].cumsum(-1)
-        out, pseudo = delta_chunk(q[:, :, part], k[:, :, part], wide[:, :, part], decay, beta[:, :, part], state)
-        state = delta_state(k[:, :, part], pseudo, decay, state)
+        decay = g[:, part].cumsum(-1)
+        out, pseudo = delta_chunk(qk[:, :, part], values[:, part], decay, beta[:, part], state)
+        state = delta_state(qk[:, 1, part], pseudo, decay, state)
         outputs.append(out)
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(v.dtype), state
+    out = torch.cat(outputs, dim=1).view(batch, heads, length, width).transpose(1, 2)
+    return out.to(v.dtype), state.view(batch, heads, -1, width)
 
 
-def l2_normalise(x: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(sum x^2 + 1e-6) over the last axis, as flash-linear-attention and transformers do."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+def delta_heads(qk: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries beside keys [B,T,2*Nk,Dk], v [B,T,Nv,Dv], g and beta [B,T,Nv] -> head-major float32 of B*Nv heads.
 
-
-def normalise_queries(q: torch.Tensor) -> torch.Tensor:
-    return l2_normalise(q.float()) * q.shape[-1] ** -0.5
-
-
-def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, T, N, D] -> [B, T, heads, D]: each key head once for every value head it serves."""
-    batch, length, n, width = x.shape
-    return x if n == heads else x.unsqueeze(3).expand(-1, -1, -1, heads // n, -1).reshape(batch, length, heads, width)
+    Returns qk [B*Nv,2,T,Dk], v [B*Nv,T,Dv], g and beta [B*Nv,T]. Queries and keys become x / sqrt(sum x^2 + 1e-6), queries also / sqrt(Dk);
+    each key head comes once for every value head it serves.
+    """
+    batch, length, heads, _ = v.shape
+    width = qk.shape[-1]
+    qk = qk.float()
+    qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + 1e-6)
+    qk = qk.view(batch, length, 2, -1, width).permute(0, 3, 2, 1, 4)  # [B, Nk, 2, T, Dk]
+    if heads > qk.shape[1]:
+        qk = qk.repeat_interleave(heads // qk.shape[1], dim=1)
+    qk = qk.reshape(batch * heads, 2, length, width)
+    v = v.float().transpose(1, 2).reshape(batch * heads, length, -1)
+    g, beta = (x.transpose(1, 2).reshape(batch * heads, length) for x in (g, beta))
+    return qk, v, g, beta
 
 
 def delta_chunk(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+    qk: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One chunk of the gated delta rule in closed form (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", section 3).
 
-    The rule is S_t = e^{g_t} S_{t-1} + k_t u_t^T with u_t = beta_t (v_t - (e^{g_t} S_{t-1})^T k_t) and output S_t^T q_t. Over a chunk the
-    pseudo-values u solve one unit lower triangular system, and u_t depends on tokens up to t only: whatever is kept of them stays valid
-    when later tokens of the chunk are thrown away.
+    The rule is S_t = e^{g_t} S_{t-1} + k_t u_t^T with u_t = beta_t (v_t - (e^{g_t} S_{t-1})^T k_t) and output S_t^T q_t / sqrt(Dk). Over a
+    chunk the pseudo-values u solve one unit lower triangular system, and u_t depends on tokens up to t only: whatever is kept of them
+    stays valid when later tokens of the chunk are thrown away.
 
-    q, k [...,T,Dk], v [...,T,Dv], decay [...,T] = cumulative g inside the chunk, beta [...,T], state [...,Dk,Dv], all float32.
-    Returns outputs and pseudo-values, both [...,T,Dv].
+    qk [N,2,T,Dk] normalised queries and keys, v [N,T,Dv], decay [N,T] = cumulative g inside the chunk, beta [N,T], state [N,Dk,Dv], all
+    float32. Returns outputs and pseudo-values, both [N,T,Dv].
     """
-    pair = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()  # [...,T,T]: decay from token j to token i
-    grown = decay.exp()[..., None]
-    keys = k.transpose(-1, -2)
-    system = (k @ keys) * pair * beta[..., None]  # the diagonal is not read: the solver takes it as 1
-    pseudo = torch.linalg.solve_triangular(system, beta[..., None] * (v - grown * (k @ state)), upper=False, unitriangular=True)
-    return grown * (q @ state) + ((q @ keys) * pair) @ pseudo, pseudo
+    heads, _, length, width = qk.shape
+    ahead = torch.full((length, length), float("-inf"), device=qk.device).triu_(1)
+    pair = (decay[:, :, None] - decay[:, None, :] + ahead).exp()  # [N,T,T]: decay from token j to token i, 0 for j after i
+    flat = qk.reshape(heads, 2 * length, width)
+    scores = torch.bmm(flat, flat[:, length:].transpose(1, 2)).view(heads, 2, length, length) * pair[:, None]
+    reads = torch.bmm(flat, state).view(heads, 2, length, -1) * decay.exp()[:, None, :, None]
+    beta = beta[..., None]
+    # the diagonal of the system is not read: the solver takes it as 1
+    pseudo = torch.linalg.solve_triangular(scores[:, 1] * beta, (v - reads[:, 1]) * beta, upper=False, unitriangular=True)
+    return torch.baddbmm(reads[:, 0], scores[:, 0], pseudo) * width**-0.5, pseudo
 
 
 def delta_state(k: torch.Tensor, pseudo: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """State after the last of the given tokens, from the state before the first: one product, no recomputation."""
-    last = decay[..., -1:]
-    return state * last.exp()[..., None] + (k * (last - decay).exp()[..., None]).transpose(-1, -2) @ pseudo
+    last = decay[:, -1:]
+    return torch.baddbmm(state * last.exp()[..., None], (k * (last - decay).exp()[..., None]).transpose(1, 2), pseudo)
+
+
+def delta_step(
+    qk: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule of `delta_chunk` for a single token: output [N,1,Dv] and the new state."""
+    key = qk[:, 1]
+    decayed = state * g.exp()[..., None]
+    pseudo = (v - torch.bmm(key, decayed)) * beta[..., None]
+    state = torch.baddbmm(decayed, key.transpose(1, 2), pseudo)
+    return torch.bmm(qk[:, 0], state) * qk.shape[-1] ** -0.5, state
+
+
+def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, T, N, D] -> [B, T, heads, D]: each key head once for every value head it serves."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)

@@ -1,0 +1,88 @@
+"""Serve a drafter and measure it: `python -m jobs.evaluate --drafter DIR --target DIR --prompts FILE.jsonl ... [--json OUT]`.
+
+Every prompt is answered by plain decoding and by speculative decoding on the same engine; the table shows what the drafter gained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from jobs.cli import Arguments, run
+
+THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
+
+
+def main(argv: list[str]) -> int:
+    parser = Arguments(prog="python -m jobs.evaluate", description=__doc__)
+    parser.add_argument("--drafter", required=True, type=Path, metavar="DIR", help="exported drafter")
+    parser.add_argument("--target", required=True, type=Path, metavar="DIR", help="the target it was trained for")
+    parser.add_argument("--prompts", required=True, nargs="+", type=Path, action="extend", metavar="FILE", help="conversations, a set each")
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="default %(default)s")
+    parser.add_argument("--limit", type=int, help="prompts per file")
+    parser.add_argument("--thinking", choices=THINKING, default="off", help="the template's thinking switch; both: reported apart")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling")
+    parser.add_argument("--batch-size", type=int, default=1, help="prompts decoded at once (default %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
+    parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto", help="auto: float32 on cpu, bf16 on cuda")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
+    parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="what every pass proposed and what was accepted")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = vars(parser.parse_args(argv))
+
+    for flag in ("json", "trace"):
+        if args[flag] is not None and not args[flag].parent.is_dir():
+            raise ValueError(f"--{flag} {args[flag]}: its folder does not exist; create it first")
+
+    from dflash_ray.evaluate import EvaluateSettings, evaluate
+
+    out, args["thinking"] = args.pop("json"), THINKING[args["thinking"]]
+    args["prompts"] = tuple(args["prompts"])
+    bar = Progress("answering", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def answered(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        result = evaluate(EvaluateSettings(**args), answered)
+    finally:
+        if bar.live.is_started:  # stopping one that never started prints an empty line
+            bar.stop()
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    show(result)
+    return 0
+
+
+def show(result: dict) -> None:
+    console = Console()
+    table = Table("prompts", "tau", "tokens/s", "plain", "speed-up", "tokens", "passes", "lossless", box=None, pad_edge=False)
+    rows = {**result["sets"], "all": result} if len(result["sets"]) > 1 else result["sets"]
+    for name, row in rows.items():
+        lossless = "sampled" if row["lossless"] is None else f"{'yes' if row['lossless'] else 'NO'}, {row['divergences']} differ"
+        table.add_row(
+            f"{name} ({row['prompts']})",
+            "-" if row["tau"] is None else f"{row['tau']:.2f}",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['plain_tokens_per_second']:.1f}",
+            f"{row['speedup']:.2f}x",
+            str(row["tokens"]),
+            str(row["passes"]),
+            lossless,
+        )
+        skipped = ", ".join(f"{count} {reason}" for reason, count in row.get("skipped", {}).items())
+        if skipped:
+            console.print(f"{name}: skipped {skipped}")
+    console.print(table)
+    slots = " ".join(f"{share:.2f}" for share in result["per_slot_acceptance"])
+    console.print(f"accepted up to slot 1, 2, ...: {slots}   ({result['precision']} on {result['device']}, block {result['block_size']})")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,176 @@
+"""jobs.evaluate: the numbers it writes are those of the answers it gave, and every mistake is one line before anything runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dflash_ray.decode.plain import plain_greedy
+from dflash_ray.draft.export import export_drafter
+from dflash_ray.draft.model import DraftModel, initialise
+from dflash_ray.draft.shape import DraftShape
+from dflash_ray.prompts import read_prompts
+from dflash_ray.target.load import load_target
+from dflash_ray.tokenizer import ChatTokenizer
+from jobs.evaluate import main
+from tests.tiny_targets import VOCAB, save_target, save_tokenizer
+
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """(target folder, drafter folder): a random drafter, so some proposals match by chance and most do not."""
+    root = tmp_path_factory.mktemp("pair")
+    target, drafter = root / "target", root / "drafter"
+    save_target("qwen3_5", target, layers=4, varied=True)
+    save_tokenizer(target)
+    shape = DraftShape(
+        hidden=32,
+        vocab=VOCAB,
+        intermediate=40,
+        num_layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        layer_types=("full_attention",),
+        sliding_window=None,
+        block_size=BLOCK,
+        mask_token_id=VOCAB - 1,
+        target_layer_ids=(0, 2),
+        num_target_layers=4,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=2048,
+    )
+    model = DraftModel(shape)
+    initialise(model, 0, std=0.3)
+    export_drafter(model.state_dict(), shape, drafter)
+    return target, drafter
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def talk(*words, **answer):
+    messages = [{"role": "user", "content": " ".join(words)}]
+    return {"conversations": messages + ([{"role": "assistant", **answer}] if answer else [])}
+
+
+def run_job(pair, prompts, tmp_path, *flags):
+    target, drafter = pair
+    out = tmp_path / "out.json"
+    assert main(["--drafter", str(drafter), "--target", str(target), "--prompts", str(prompts), "--json", str(out), *flags]) == 0
+    return json.loads(out.read_text())
+
+
+def test_numbers_are_those_of_the_answers(pair, tmp_path):
+    prompts = write_rows(tmp_path / "p.jsonl", *(talk(f"w{n}", "w9", "w40") for n in range(10, 18)))
+    trace = tmp_path / "trace.jsonl"
+    result = run_job(pair, prompts, tmp_path, "--max-new-tokens", "30", "--trace", str(trace))
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    target, tokenizer = load_target(pair[0], taps=None, device="cpu", with_head=True), ChatTokenizer(pair[0])
+    for row, prompt in zip(rows, read_prompts(prompts, tokenizer)[0], strict=True):
+        assert row["answer"] == tokenizer.decode(plain_greedy(target, prompt.ids, 30, [1]))
+    passes = [step for row in rows for step in row["passes"]]
+    produced = [len(step["produced"].split()) for step in passes]
+    assert result["tau"] == sum(produced) / len(passes)
+    assert result["passes"] == len(passes) and result["prompts"] == 8
+    assert result["tokens"] == sum(len(row["answer"].split()) for row in rows) == sum(produced) + 8
+    assert result["lossless"] is True and result["divergences"] == 0
+    agreed = [min(step["accepted"], count) for step, count in zip(passes, produced, strict=True)]
+    assert result["per_slot_acceptance"] == [sum(a >= k for a in agreed) / len(agreed) for k in range(1, BLOCK)]
+    assert result["speedup"] == pytest.approx(result["tokens_per_second"] / result["plain_tokens_per_second"])
+    assert result["sets"]["p"]["tau"] == result["tau"]
+
+
+def test_prompts_are_what_a_server_would_feed(pair, tmp_path):
+    tokenizer = ChatTokenizer(pair[0])
+    path = write_rows(
+        tmp_path / "p.jsonl",
+        talk("w50", "w51"),
+        talk("w50", "w51", content="w99"),
+        talk("w50", content="w99", prompt_ids=[7, 8, 9], output_ids=[10]),
+        {"input_ids": [20, 21, 22, 23], "loss_mask": [0, 0, 1, 1]},
+        talk("w50", content=None),
+        {"conversations": [{"role": "assistant", "content": "w9"}]},
+        {"conversations": [{"role": "stranger", "content": "w9"}]},
+    )
+    path.write_text(path.read_text() + "\n{broken\n")
+    prompts, skipped = read_prompts(path, tokenizer)
+    chat = [2, 3, 50, 51, 1, 2, 4]
+    assert [prompt.ids for prompt in prompts] == [chat, chat, [7, 8, 9], [20, 21]]
+    assert dict(skipped) == {"null_content": 1, "no_prompt": 1, "unknown_role": 1, "not_json": 1}
+    assert [prompt.ids for prompt in read_prompts(path, tokenizer, thinking=True, limit=1)[0]] == [[*chat, 5]]
+    with pytest.raises(ValueError, match="too_long"):
+        read_prompts(path, tokenizer, longest=1)
+
+
+def test_sets_thinking_and_batches_are_reported_apart(pair, tmp_path):
+    first = write_rows(tmp_path / "first.jsonl", *(talk(f"w{n}") for n in range(60, 65)))
+    second = write_rows(tmp_path / "second.jsonl", talk("w70", "w71"), {"nothing": 1})
+    flags = ["--max-new-tokens", "12", "--thinking", "both"]
+    alone = run_job(pair, first, tmp_path, "--prompts", str(second), *flags)
+    batched = run_job(pair, first, tmp_path, "--prompts", str(second), "--batch-size", "3", *flags)
+    assert list(batched["sets"]) == ["first", "first (thinking)", "second", "second (thinking)"]
+    assert batched["sets"]["second"]["skipped"] == {"no_conversation": 1}
+    assert [one["tau"] for one in batched["sets"].values()] == [one["tau"] for one in alone["sets"].values()]
+    assert batched["prompts"] == 12 and batched["tokens"] == alone["tokens"]
+
+
+def test_sampling_says_so_and_is_repeatable(pair, tmp_path):
+    prompts = write_rows(tmp_path / "p.jsonl", talk("w50"), talk("w52"))
+    flags = ["--max-new-tokens", "16", "--temperature", "0.8"]
+    first, again = (run_job(pair, prompts, tmp_path, *flags) for _ in range(2))
+    assert first["lossless"] is None and first["divergences"] is None
+    assert first["tau"] == again["tau"] and first["tokens"] == again["tokens"]
+
+
+def change(folder, name, tmp_path, **values):
+    """A copy of `folder` whose JSON file `name` has other values."""
+    copy = tmp_path / "changed"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    data = json.loads((copy / name).read_text())
+    (copy / name).write_text(json.dumps({**data, **values}))
+    return str(copy)
+
+
+def test_mistakes_are_named_before_anything_runs(pair, tmp_path):
+    target, drafter = map(str, pair)
+    good = str(write_rows(tmp_path / "p.jsonl", talk("w50")))
+    empty = str(write_rows(tmp_path / "empty.jsonl"))
+    other = change(pair[1], "config.json", tmp_path, num_target_layers=9)
+    cases = [
+        ([], "--drafter"),
+        (["--drafter", str(tmp_path), "--target", target, "--prompts", good], "config.json"),
+        (["--drafter", drafter, "--target", str(tmp_path / "no"), "--prompts", good], "no"),
+        (["--drafter", drafter, "--target", target, "--prompts", str(tmp_path / "missing")], "missing: no such file"),
+        (["--drafter", drafter, "--target", target, "--prompts", empty], "no row is a prompt"),
+        (["--drafter", other, "--target", target, "--prompts", good], "number of target layers"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--limit", "-1"], "--limit -1"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--temperature", "-1"], "--temperature"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--unknown", "1"], "--unknown"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--json", str(tmp_path / "no" / "o.json")], "--json"),
+    ]
+    if not torch.cuda.is_available():
+        cases.append((["--drafter", drafter, "--target", target, "--prompts", good, "--device", "cuda"], "no CUDA device"))
+    for argv, message in cases:
+        with pytest.raises(ValueError, match=message) as caught:
+            main(argv)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_job_exits_with_2_and_one_line(pair, tmp_path):
+    command = [sys.executable, "-m", "jobs.evaluate", "--drafter", str(pair[1]), "--target", str(pair[0]), "--prompts", str(tmp_path / "x")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
