@@ -22,7 +22,7 @@ import torch
 
 _PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention")
 # log of tokens per document: mean about 2,026 within the limits, the shape of the corpus this project grew from
-_LENGTH_MEAN, _LENGTH_SIGMA, _LENGTH_LEAST = 7.3, 0.83, 32
+_LENGTH_MEAN, _LENGTH_SIGMA, _LENGTH_LEAST, _LENGTH_MOST = 7.3, 0.83, 32, 8192
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,6 @@ def peak_bytes(device: torch.device, function: Callable[[], Any]) -> int:
 
 
 def document_lengths(count: int, longest: int, seed: int = 0) -> np.ndarray:
-    """int64 [count] log-normal document lengths, 32..longest (mean about 2,026 at longest 8,192; scaled down with `longest`)."""
-    draws = np.random.default_rng(seed).lognormal(_LENGTH_MEAN, _LENGTH_SIGMA, count) * (longest / 8192)
-    return np.clip(draws, min(_LENGTH_LEAST, longest), longest).astype(np.int64)
+    """int64 [count] log-normal document lengths: 32..8,192 with a mean of about 2,026, and everything scaled for another `longest`."""
+    draws = np.clip(np.random.default_rng(seed).lognormal(_LENGTH_MEAN, _LENGTH_SIGMA, count), _LENGTH_LEAST, _LENGTH_MOST)
+    return np.maximum(draws * longest / _LENGTH_MOST, 1).astype(np.int64)

@@ -144,7 +144,7 @@ def decays(b: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, dt_bias: torch.
 
 def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
     """Gated delta rule inside each document; q, k [T, Nk, Dk] of length 1, v [T, Nv, Dv], g and beta [T, Nv]: [T, Nv, Dv]."""
-    return mixers.delta_rule(q[None], k[None], v[None], g[None], beta[None], rows=rows)[0]
+    return mixers.delta_rule(q[None], k[None], v[None], g[None], beta[None], rows=rows, unit=True)[0]
 
 
 def gated_norm(mixed: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False) -> torch.Tensor | Quantised:

@@ -75,34 +75,34 @@ def rms_norm(
 
 
 @triton.jit
-def _swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def _swiglu_kernel(gate_up, out, stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
-    start = gate_up + row * 2 * width + columns
+    start = gate_up + row * stride + columns
     gate = tl.load(start, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(start + width, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (gate * _sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _swiglu_fp8_kernel(gate_up, out, scale, width, BLOCK: tl.constexpr):
+def _swiglu_fp8_kernel(gate_up, out, scale, stride, width, BLOCK: tl.constexpr):
     """A row at a time: its largest value first, then the row again, out of the cache, to be scaled by it."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, width, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         mask = columns < width
-        gate = tl.load(gate_up + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(gate_up + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
+        gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(gate_up + row * stride + width + columns, mask=mask, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(gate * _sigmoid(gate) * up))
     factor = tl.maximum(tl.max(largest), 1e-12) / _LIMIT
     tl.store(scale + row, factor)
     for first in range(0, width, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         mask = columns < width
-        gate = tl.load(gate_up + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(gate_up + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
+        gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(gate_up + row * stride + width + columns, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + row * width + columns, (gate * _sigmoid(gate) * up / factor).to(out.dtype.element_ty), mask=mask)
 
 
@@ -111,10 +111,10 @@ def swiglu(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Quanti
     out, scale = _rows_out(tokens, width, gate_up, fp8)
     if fp8:
         block = min(triton.next_power_of_2(width), 4096)
-        _swiglu_fp8_kernel[(tokens,)](gate_up, out, scale, width, block, num_warps=8)
+        _swiglu_fp8_kernel[(tokens,)](gate_up, out, scale, gate_up.stride(0), width, block, num_warps=8)
     else:
         block = min(triton.next_power_of_2(width), 2048)
-        _swiglu_kernel[(tokens, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+        _swiglu_kernel[(tokens, triton.cdiv(width, block))](gate_up, out, gate_up.stride(0), width, block, num_warps=4)
     return _result(out, scale)
 
 

@@ -2,7 +2,7 @@
 
 `features` returns the outputs of the tapped layers for every token of a batch, in document order and without padding, whatever layout
 the pass itself ran in. On a CPU a packed batch is one call per document, so a document's features do not depend on its neighbours by a
-single bit. On a GPU it is one row through the fast path, packed or padded alike, unless the start found that path wanting (`kernels.reason`).
+single bit. On a GPU it is one row through the fast path, packed or padded alike, unless the start found that path wanting (`kernels`).
 `varlen=True` runs the plain layers over one row with `cu_seqlens`.
 """
 
@@ -125,7 +125,7 @@ class FrozenTarget:
         return batch.layout if self.layout == "auto" else self.layout
 
     def _passes(self, batch: Batch, varlen: bool | None):
-        """Passes of the plain layers: (first token, end, ids [B,T], positions [B or 1,T], rows, lengths of the real tokens per row or None)."""
+        """Passes of the plain layers: (first token, end, ids [B,T], positions [B or 1,T], rows, real tokens per row or None)."""
         if batch.tokens == 0:
             return
         lengths = batch.lengths

@@ -37,19 +37,20 @@ class Product8:
     fp8 = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        if weight.shape[0] % 16 or weight.shape[1] % 16:
-            raise ValueError(
-                f"target.precision: fp8 products need sizes that are multiples of 16, a weight is {list(weight.shape)}; use bf16"
-            )
-        quantised = quantise(weight)
-        self.values, self.scale = quantised.values, quantised.scale.t()
+        self.width, inner = weight.shape
+        if inner % 16:
+            raise ValueError(f"target.precision: fp8 needs sizes that are multiples of 16, a weight is {list(weight.shape)}; use bf16")
+        quantised = quantise(F.pad(weight, (0, 0, 0, -self.width % 16)))  # the product's width has to be such a multiple too
+        self.values, self.scale = quantised.values, quantised.scale.t().contiguous()
         self.bias, self.dtype = bias, weight.dtype
 
     def __call__(self, x: Quantised) -> torch.Tensor:
+        """[T, N], its rows possibly further apart than N."""
         if x.values.device.type == "cuda":
             out = torch._scaled_mm(x.values, self.values.t(), x.scale, self.scale, out_dtype=self.dtype, use_fast_accum=True)
         else:
             out = ((x.values.float() @ self.values.float().t()) * x.scale * self.scale).to(self.dtype)
+        out = out[:, : self.width]
         return out if self.bias is None else out + self.bias
 
     def add_to(self, stream: Stream, x: Quantised) -> None:

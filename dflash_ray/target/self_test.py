@@ -9,6 +9,7 @@ they will run at, before any helper thread exists.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,16 +117,11 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def fast_path_missing(device: torch.device, dtype: torch.dtype, *, delta: bool) -> str:
     """Why this machine cannot run the fast path at all, or nothing."""
+    if device.type != "cuda":
+        return ""
     if dtype != torch.bfloat16:
-        return f"the varlen kernels run bf16, the target is {dtype}"
-    if device.type == "cuda":
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            return "triton is not installed"
-        if delta:
-            try:
-                import fla  # noqa: F401
-            except ImportError:
-                return "flash-linear-attention is not installed"
+        return f"the varlen kernels run bf16, the target is {str(dtype).removeprefix('torch.')}"
+    for module, package in (("triton", "triton"), ("fla", "flash-linear-attention")):
+        if importlib.util.find_spec(module) is None and (module != "fla" or delta):
+            return f"{package} is not installed"
     return ""
