@@ -15,11 +15,11 @@ from dflash_ray.target.load import count_parameters
 def active_parameters(facts: TargetFacts, layers: int) -> int:
     """Parameters of the first `layers` layers that one token passes; of experts, as many as it visits."""
     total = count_parameters(facts, layers) - facts.vocab_size * facts.hidden_size
-    experts, visited = facts.config.get("num_experts"), facts.config.get("num_experts_per_tok")
+    experts = facts.config.get("num_experts") or facts.config.get("num_local_experts")
     if not experts:
         return total
     dense = len([index for index in facts.config.get("mlp_only_layers") or [] if index < layers])
-    idle = (experts - visited) * 3 * facts.hidden_size * facts.config["moe_intermediate_size"]
+    idle = (experts - facts.config["num_experts_per_tok"]) * 3 * facts.hidden_size * facts.config["moe_intermediate_size"]
     return total - (layers - dense) * idle
 
 
