@@ -68,8 +68,11 @@ class RotaryTable:
     def __call__(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         if length > self._table[0].shape[0]:
             size = max(2 * self._table[0].shape[0], length, 256)
+            positions = torch.arange(size)[None]
+            if hasattr(self._rotary, "mrope_section"):  # time, height and width of a token: for text all three are its position
+                positions = positions.expand(3, 1, size)
             # the module casts to the dtype of its first argument
-            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), torch.arange(size)[None])
+            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), positions)
             half = cos.shape[-1] // 2
             still = (0, self._head_dim // 2 - half)
             cos, sin = F.pad(cos[0, :, :half], still, value=1.0), F.pad(sin[0, :, :half], still, value=0.0)
