@@ -146,6 +146,15 @@ def matmul_ceiling(device: torch.device, *, size: int | None = None, repeats: in
     return 2 * size**3 / time_calls(lambda: a @ b, device, repeats=repeats, warm=3).median
 
 
+def sustained_ceiling(device: torch.device, *, seconds: float = 1.0) -> float:
+    """The same product without a pause for `seconds`, taken over the second half: what a GPU keeps up within its power limit."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    once = 2 * size**3 / matmul_ceiling(device, size=size, repeats=3)
+    half = max(1, int(seconds / 2 / once))
+    return 2 * size**3 / time_calls(lambda: a @ b, device, repeats=half, warm=half).median
+
+
 def peak_bytes(device: torch.device, function: Callable[[], Any]) -> int:
     """Most bytes allocated on the device while `function` runs; 0 on a CPU."""
     if device.type != "cuda":

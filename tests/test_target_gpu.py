@@ -73,8 +73,9 @@ def test_teacher_rows(family):
     whole = load_target(folder, taps=TAPS, device="cuda", teacher=True, require_fast=True)
     batch = make_batch(LENGTHS)
     _, positions, rows = whole.features_and_teacher(batch, 8)
-    _, _, expected = load_target(folder, taps=TAPS, device="cpu", teacher=True).features_and_teacher(batch, 8)
-    assert len(positions) == len(rows) and distance(rows, expected) < 0.1
+    _, _, exact = load_target(folder, taps=TAPS, device="cpu", teacher=True).features_and_teacher(batch, 8)
+    _, _, plain = load_target(folder, taps=TAPS, device="cpu", teacher=True, precision="bf16").features_and_teacher(batch, 8)
+    assert len(positions) == len(rows) and distance(rows, exact) < 1.3 * distance(plain, exact)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5"])

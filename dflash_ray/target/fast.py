@@ -33,16 +33,13 @@ class Documents:
 
 def documents(lengths: np.ndarray, device: torch.device, table: tuple[torch.Tensor, torch.Tensor], *, delta: bool) -> Documents:
     """Of documents of `lengths` (int64 [D], none 0), end to end. `delta`: some layer is a gated delta net."""
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     positions = torch.from_numpy((np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)).astype(np.int32))
-    cu_seqlens, index = torch.from_numpy(bounds.astype(np.int32)), None
     if device.type == "cuda":
-        if delta:
-            from dflash_ray.target.mixers_cuda import delta_index
+        from dflash_ray.target.mixers_cuda import kernel_rows
 
-            index = delta_index(cu_seqlens, device)
-        positions, cu_seqlens = (x.pin_memory().to(device, non_blocking=True) for x in (positions, cu_seqlens))
-    return Documents(Rows(cu_seqlens, tuple(int(n) for n in lengths), index), positions, *table)
+        return Documents(kernel_rows(bounds, device, delta=delta), positions.pin_memory().to(device, non_blocking=True), *table)
+    return Documents(Rows(torch.from_numpy(bounds.astype(np.int32)), tuple(lengths.tolist())), positions, *table)
 
 
 def _without_matrices(mixer: Attention | GatedDeltaNet) -> Attention | GatedDeltaNet:

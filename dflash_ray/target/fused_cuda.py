@@ -1,4 +1,4 @@
-"""The functions of `fused` on CUDA: one Triton kernel each, varlen attention of torch, the gated delta rule of flash-linear-attention.
+"""The functions of `fused` on CUDA, one Triton kernel each; attention and the delta rule are in modules of their own.
 
 Signatures and meaning are those of `fused`, whose functions are the twins these are tested against. A kernel reads every input once and
 writes every output once; inputs may be column slices of a joined product, so nothing is copied to be cut. Rows are tokens: no kernel's
@@ -11,13 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
+from dflash_ray.target.attention_cuda import attention
+from dflash_ray.target.delta_cuda import delta_rule
 from dflash_ray.target.fused import E4M3_MAX, Quantised
-from dflash_ray.target.mixers import Rows
-from dflash_ray.target.mixers_cuda import varlen_attention, varlen_delta_rule
+
+__all__ = ["attention", "conv_heads", "decays", "delta_rule", "gate_output", "gated_norm", "rms_norm", "rotate_heads", "swiglu"]
 
 KERNELS = {
-    "attention": "flash attention of torch, varlen; norm, rotation and gate in Triton",
-    "delta": "chunked delta rule of flash-linear-attention, varlen; convolution, decays and gated norm in Triton",
+    "attention": "varlen attention, norm with rotation, output gate: Triton",
+    "delta": "convolution, decays, delta rule, gated norm: Triton; chunk inverses: flash-linear-attention",
 }
 _CONV_TOKENS = 32  # tokens per program of the convolution: the W-1 rows before them are read twice
 _LIMIT = tl.constexpr(E4M3_MAX)
@@ -160,10 +162,6 @@ def rotate_heads(
     )
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
-    return varlen_attention(q, k, v, scale=scale, window=window, rows=rows).flatten(1)
-
-
 @triton.jit
 def _gate_kernel(mixed, gate, out, scale, gate_stride, width, GATE: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -249,10 +247,6 @@ def decays(b: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, dt_bias: torch.
     block = triton.next_power_of_2(heads)
     _decay_kernel[(triton.cdiv(tokens, 32),)](b, a, rate, dt_bias, g, beta, tokens, b.stride(0), heads, block, 32, num_warps=4)
     return g, beta
-
-
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
-    return varlen_delta_rule(q, k, v, g, beta, rows=rows)
 
 
 @triton.jit

@@ -23,7 +23,9 @@ class Rows:
 
     cu_seqlens: torch.Tensor | None = None  # int32 [D+1] on the device, or None: every row is one document
     lengths: tuple[int, ...] = ()  # with cu_seqlens: tokens of each document
-    delta_index: tuple[torch.Tensor, torch.Tensor] | None = None  # what CUDA's delta rule derives from cu_seqlens, made once per pass
+    # what CUDA's kernels derive from cu_seqlens, made once per pass by `mixers_cuda.kernel_rows`
+    delta_index: tuple[torch.Tensor, ...] | None = None
+    query_blocks: torch.Tensor | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:
