@@ -8,10 +8,12 @@ from __future__ import annotations
 import cmath
 import math
 
+import numpy as np
 import torch
 
 from dflash_ray.target import fused
 from dflash_ray.target.fused import Quantised
+from dflash_ray.target.mixers import Rows
 
 # bf16 keeps 8 bits (half a step is at most 2^-8 of a value), e4m3 keeps 4 (2^-4); Triton's interpreter cuts bits off where a GPU rounds
 BF16, FP8 = 3e-3, 4e-2
@@ -103,7 +105,7 @@ def conv_cases(draw):
     positions, taps = positions_of(LENGTHS), 4
     k_heads, k_dim, v_heads, v_dim = 2, 8, 4, 12
     channels = 2 * k_heads * k_dim + v_heads * v_dim
-    joined, weight = draw(len(positions), channels + 7), draw(channels, taps)
+    joined, weight = draw(len(positions), channels + 7), draw(taps, channels)
 
     def oracle():
         x, w = joined.double(), weight.double()
@@ -112,7 +114,7 @@ def conv_cases(draw):
         for length in LENGTHS:
             for t in range(length):
                 for back in range(min(taps, t + 1)):
-                    out[start + t] += w[:, taps - 1 - back] * x[start + t - back, :channels]
+                    out[start + t] += w[taps - 1 - back] * x[start + t - back, :channels]
             start += length
         out = out / (1 + (-out).exp())
         q, k, v = out.split((k_heads * k_dim, k_heads * k_dim, v_heads * v_dim), 1)
@@ -190,5 +192,84 @@ def compare_kernels(device: torch.device) -> None:
         assert exact < limit and between < limit, name
 
 
+MIXED = np.array([5, 1, 150, 64, 70])  # documents below, at and past a chunk and a block of queries
+
+
+def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+    """The attention kernel against softmax written out in float64."""
+    from dflash_ray.target import attention_cuda
+
+    generator = torch.Generator().manual_seed(0)
+    joined = torch.randn(int(MIXED.sum()), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
+    bounds = np.concatenate([[0], np.cumsum(MIXED)])
+    blocks = torch.from_numpy(attention_cuda.query_blocks(MIXED, device)).to(device)
+    rows = Rows(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
+    widths = (heads * dim, kv_heads * dim, kv_heads * dim)
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.to(device).split(widths, -1))
+    found = attention_cuda.attention(q, k, v, scale=0.3, window=window, rows=rows)
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.double().split(widths, -1))
+    expected = torch.zeros(len(joined), heads, dim, dtype=torch.float64)
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        for row in range(start, end):
+            seen = slice(max(start, row - (window or end) + 1), row + 1)
+            for head in range(heads):
+                weight = torch.softmax(0.3 * k[seen, head // (heads // kv_heads)] @ q[row, head], 0)
+                expected[row, head] = weight @ v[seen, head // (heads // kv_heads)]
+    error = distance([found.double().cpu()], expected.flatten(1))
+    print(f"attention {heads}/{kv_heads} heads of {dim}, window {window}: from float64 {error:.1e}")
+    assert error < 4e-3
+
+
+def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim: int, v_heads: int, v_dim: int) -> None:
+    """The delta kernel against the recurrence in float64; on a CPU with inverses from float64, on a GPU with the library's."""
+    from dflash_ray.target import delta_cuda
+
+    generator = torch.Generator().manual_seed(0)
+    tokens, bounds = int(MIXED.sum()), np.concatenate([[0], np.cumsum(MIXED)])
+    q, k = torch.randn(2, tokens, k_heads, k_dim, generator=generator).add(0.5).unbind(0)
+    q, k = (torch.nn.functional.normalize(part, dim=-1).to(dtype) for part in (q, k))
+    v = torch.randn(tokens, v_heads, v_dim, generator=generator).to(dtype)
+    g = -0.3 * torch.rand(tokens, v_heads, generator=generator)
+    beta = torch.rand(tokens, v_heads, generator=generator)
+    expected = torch.zeros(tokens, v_heads, v_dim, dtype=torch.float64)
+    summed, inverse = torch.zeros(tokens, v_heads), torch.full((tokens, v_heads, delta_cuda.CHUNK), 7.0, dtype=dtype)
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        for head in range(v_heads):
+            keys, queries = (part[:, head // (v_heads // k_heads)].double() for part in (k, q))
+            state = torch.zeros(k_dim, v_dim, dtype=torch.float64)
+            for t in range(start, end):
+                state = state * g[t, head].double().exp()
+                state += torch.outer(keys[t], beta[t, head].double() * (v[t, head].double() - state.T @ keys[t]))
+                expected[t, head] = state.T @ queries[t] / k_dim**0.5
+            for first in range(start, end, delta_cuda.CHUNK):
+                part = slice(first, min(first + delta_cuda.CHUNK, end))
+                decay = g[part, head].double().cumsum(0)
+                system = (keys[part] @ keys[part].T * (decay[:, None] - decay).exp() * beta[part, head].double()[:, None]).tril(-1)
+                inverse[part, head, : len(system)] = torch.linalg.inv(system + torch.eye(len(system))).tril().to(dtype)
+                summed[part, head] = (decay / math.log(2)).float()
+    if device.type == "cuda":
+        from dflash_ray.target.mixers_cuda import kernel_rows
+
+        rows = kernel_rows(bounds.astype(np.int64), device, delta=True)
+        found = delta_cuda.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), rows=rows)
+    else:
+        order = torch.from_numpy(np.argsort(-MIXED))
+        found = delta_cuda.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
+    error = distance([found.double().cpu()], expected)
+    print(f"delta rule {k_heads} x {k_dim}, {v_heads} x {v_dim}: from float64 {error:.1e}")
+    assert error < 8e-3
+
+
+def compare_all(device: torch.device) -> None:
+    """Everything of the fast path that is a kernel."""
+    compare_kernels(device)
+    # Triton's interpreter takes the operands of a bf16 product for integers
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    for heads, kv_heads, dim, window in ((4, 2, 16, None), (2, 1, 24, None), (2, 2, 16, 9), (2, 1, 16, 130)):
+        compare_attention(device, dtype, heads, kv_heads, dim, window)
+    for k_heads, k_dim, v_heads, v_dim in ((2, 16, 4, 32), (1, 8, 2, 12), (1, 128, 3, 128)):
+        compare_delta(device, dtype, k_heads, k_dim, v_heads, v_dim)
+
+
 if __name__ == "__main__":
-    compare_kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    compare_all(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -69,6 +69,7 @@ class FastAttention:
 class FastDeltaNet:
     def __init__(self, mixer: GatedDeltaNet, product: type[Product | Product8]) -> None:
         self.shape = _without_matrices(mixer)
+        self.w_conv = mixer.w_conv.t().contiguous()  # [taps, C]: a kernel reads neighbouring channels together
         self.into = product(mixer.w_in, None)
         self.out = product(mixer.w_out, None)
 
@@ -76,7 +77,7 @@ class FastDeltaNet:
         mixer = self.shape
         joined = self.into(x)
         _, z, b, a = joined.split(mixer.sizes, -1)
-        q, k, v = fused.conv_heads(joined, mixer.w_conv, mixer.k_heads, mixer.k_dim, mixer.v_heads, mixer.v_dim, docs.positions)
+        q, k, v = fused.conv_heads(joined, self.w_conv, mixer.k_heads, mixer.k_dim, mixer.v_heads, mixer.v_dim, docs.positions)
         g, beta = fused.decays(b, a, mixer.rate, mixer.dt_bias)
         mixed = fused.delta_rule(q, k, v, g, beta, rows=docs.rows)
         return fused.gated_norm(mixed, z, mixer.norm_weight, mixer.norm_eps, fp8=self.out.fp8)

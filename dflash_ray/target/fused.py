@@ -120,16 +120,16 @@ def gate_output(mixed: torch.Tensor, gate: torch.Tensor | None, *, fp8: bool = F
 def conv_heads(
     joined: torch.Tensor, weight: torch.Tensor, k_heads: int, k_dim: int, v_heads: int, v_dim: int, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Causal depthwise convolution and SiLU of the first C channels of joined [T, W] with weight [C, taps], cut into heads.
+    """Causal depthwise convolution and SiLU of the first C channels of joined [T, W] with weight [taps, C], cut into heads.
 
     Returns q and k [T, Nk, Dk], each head divided by sqrt(sum of squares + 1e-6), and v [T, Nv, Dv]. No document sees another.
     """
-    channels, taps = weight.shape
+    taps, channels = weight.shape
     x, weight = joined[:, :channels].float(), weight.float()
     total = torch.zeros_like(x)
     for back in range(min(taps, len(x))):
         shifted = F.pad(x[: len(x) - back], (0, 0, back, 0))
-        total += weight[:, taps - 1 - back] * shifted.masked_fill((positions < back)[:, None], 0)
+        total += weight[taps - 1 - back] * shifted.masked_fill((positions < back)[:, None], 0)
     total = F.silu(total)
     keys = k_heads * k_dim
     qk = total[:, : 2 * keys].unflatten(-1, (2 * k_heads, k_dim))

@@ -21,7 +21,7 @@ KERNELS = {
     "attention": "varlen attention, norm with rotation, output gate: Triton",
     "delta": "convolution, decays, delta rule, gated norm: Triton; chunk inverses: flash-linear-attention",
 }
-_CONV_TOKENS = 32  # tokens per program of the convolution: the W-1 rows before them are read twice
+_CONV_TOKENS = 16  # tokens per program of the convolution: the W-1 rows before them are read twice, out of the cache
 _LIMIT = tl.constexpr(E4M3_MAX)
 
 
@@ -188,8 +188,8 @@ def gate_output(mixed: torch.Tensor, gate: torch.Tensor | None, *, fp8: bool = F
 
 @triton.jit(do_not_specialize=["tokens"])
 def _conv_kernel(
-    x, weight, positions, out, tokens, stride, per_group, NORM: tl.constexpr, TAPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    x, weight, positions, out, tokens, stride, channels, per_group, NORM: tl.constexpr, TAPS: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One head of ROWS tokens: [ROWS, BLOCK]. Heads of a group stand side by side in out [groups, tokens, per_group, D]."""
     head = tl.program_id(0)
@@ -201,7 +201,7 @@ def _conv_kernel(
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for back in tl.static_range(TAPS):
         seen = (real & (position >= back))[:, None] & inside[None]
-        factor = tl.load(weight + (head * D + channel) * TAPS + TAPS - 1 - back, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(weight + (TAPS - 1 - back) * channels + head * D + channel, mask=inside, other=0.0).to(tl.float32)
         total += factor[None] * tl.load(base - back * stride, mask=seen, other=0.0).to(tl.float32)
     total *= _sigmoid(total)
     if NORM:
@@ -214,15 +214,15 @@ def _conv_kernel(
 def conv_heads(
     joined: torch.Tensor, weight: torch.Tensor, k_heads: int, k_dim: int, v_heads: int, v_dim: int, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    tokens, taps, keys = joined.shape[0], weight.shape[1], k_heads * k_dim
+    tokens, (taps, channels), keys = joined.shape[0], weight.shape, k_heads * k_dim
     qk = torch.empty(2, tokens, k_heads, k_dim, device=joined.device, dtype=joined.dtype)
     v = torch.empty(tokens, v_heads, v_dim, device=joined.device, dtype=joined.dtype)
     blocks = triton.cdiv(tokens, _CONV_TOKENS)
     for out, heads, group, dim, first in ((qk, 2 * k_heads, k_heads, k_dim, 0), (v, v_heads, v_heads, v_dim, 2 * keys)):
-        part, filters = joined[:, first:], weight[first:]
+        part, filters = joined[:, first:], weight[:, first:]
         block = triton.next_power_of_2(dim)
         _conv_kernel[(heads, blocks)](
-            part, filters, positions, out, tokens, part.stride(0), group, out is qk, taps, dim, block, _CONV_TOKENS, num_warps=4
+            part, filters, positions, out, tokens, part.stride(0), channels, group, out is qk, taps, dim, block, _CONV_TOKENS, num_warps=2
         )
     return qk[0], qk[1], v
 

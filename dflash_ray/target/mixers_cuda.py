@@ -72,7 +72,7 @@ def kernel_rows(bounds: np.ndarray, device: torch.device, *, delta: bool) -> Row
         document = np.repeat(np.arange(len(lengths)), counts)
         chunk = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         index = moved(bounds), moved(np.stack((document, chunk), 1)), moved(np.argsort(-lengths, kind="stable"))
-    return Rows(moved(bounds.astype(np.int32)), tuple(lengths.tolist()), index, moved(query_blocks(lengths)))
+    return Rows(moved(bounds.astype(np.int32)), tuple(lengths.tolist()), index, moved(query_blocks(lengths, device)))
 
 
 def _delta(q, k, v, g, beta, rows: Rows, *, state: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
