@@ -281,6 +281,8 @@ class CoordinatorActor:
             "loss": last.get("loss"),
             "training_tau": last.get("tau"),
             "real_tokens_per_second": last.get("real_tokens_per_second"),
+            "target_tokens_per_second": self.pool.tokens_per_second,
+            "drafter_tokens_per_second": self.consumer.tokens_per_second,
             "padding_efficiency": run.meter.padding_efficiency,
             "best_checkpoint": self.consumer.best_name,
             "best_validation_tau": self.consumer.best_tau,

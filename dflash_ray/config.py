@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 
 def _numbers(value: Any) -> Any:
     """`0,770,8192` as typed on a command line becomes a list; everything else is left for pydantic to judge."""
     if isinstance(value, str) and value not in ("auto", ""):
-        return [int(part) for part in value.replace(" ", "").split(",")]
+        try:
+            return [int(part) for part in value.replace(" ", "").split(",")]
+        except ValueError:
+            raise ValueError(f"{value!r} is no list of whole numbers, for instance 0,770,8192") from None
     return value
 
 
@@ -86,10 +99,11 @@ class BatchingConfig(Section):
     max_rows: int = Field(64, ge=1, description="most documents per batch of the padded strategies")
     buckets: int = Field(6, ge=1, le=64)
     edges: AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
-    lookahead: int = Field(1024, ge=1, description="packed: documents the first-fit may choose from")
+    lookahead: int = Field(1024, ge=2, description="packed: documents the first-fit may choose from")
     grid: int = Field(32, ge=1, description="edges auto: distance of candidate edges in tokens")
-    speed: dict[int, float] = Field(
+    speed: dict[PositiveInt, PositiveFloat] = Field(
         default_factory=lambda: {16384: 10292.0, 32768: 10401.0, 65536: 10245.0},
+        min_length=1,
         description="measured target speed: allocated tokens of one batch -> allocated tokens per second",
     )
 

@@ -46,6 +46,8 @@ class Dataset:
         self.lengths = np.concatenate([self._lengths(shard) for shard in shards])
         self.anchor_candidates = np.concatenate([self._candidates(shard) for shard in shards])
         self._refuse_impossible()
+        for shard in shards:
+            shard.release()
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
         digest.update(self.lengths.tobytes())
         digest.update(self.anchor_candidates.tobytes())
@@ -64,12 +66,16 @@ class Dataset:
 
     def read(self, indices: np.ndarray) -> list[Sample]:
         """The samples at these rows, in this order. ValueError if a row's columns contradict each other."""
-        return [self._sample(int(index)) for index in indices]
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"rows {indices.min()}..{indices.max()} of a data set with {len(self)}")
+        which = np.searchsorted(self._first_row, indices, side="right") - 1
+        samples = [self._sample(int(shard), int(index)) for shard, index in zip(which, indices, strict=True)]
+        for shard in np.unique(which):
+            self._shards[shard].release()
+        return samples
 
-    def _sample(self, index: int) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a data set with {len(self)} rows")
-        which = int(np.searchsorted(self._first_row, index, side="right")) - 1
+    def _sample(self, which: int, index: int) -> Sample:
         shard, row = self._shards[which], index - int(self._first_row[which])
         ids = shard.list_row(self._names["input_ids"], row)
         mask = shard.list_row(self._names["loss_mask"], row)
@@ -143,6 +149,13 @@ def open_dataset(path: Path | str, split: str = "train", columns: dict[str, str]
 
 def _layout(path: Path) -> tuple[dict[str, list[Path]], dict[str, Any]]:
     """({split: shard paths in order}, manifest) of either kind of folder."""
+    try:
+        return _list_folder(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _list_folder(path: Path) -> tuple[dict[str, list[Path]], dict[str, Any]]:
     if not path.is_dir():
         raise ValueError(f"{path}: no such data set folder; make one with jobs.prepare_data (data.path)")
     if (path / "state.json").is_file():

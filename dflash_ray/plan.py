@@ -69,10 +69,10 @@ def resolve_strategy(config: BatchingConfig, target_isolates_documents: bool) ->
 def refuse_over_budget(lengths: np.ndarray, config: BatchingConfig) -> None:
     over = np.flatnonzero(lengths > config.token_budget)
     if len(over):
-        longest = int(lengths[over].max())
+        others = f" (and {len(over) - 1:,} others are too long)" if len(over) > 1 else ""
         raise ValueError(
-            f"sample {over[0]} has {lengths[over[0]]} tokens and {len(over) - 1} others are over batching.token_budget "
-            f"{config.token_budget} too; raise batching.token_budget to {longest} or more, or prepare the data with a smaller --max-length"
+            f"sample {over[0]} has {lengths[over[0]]} tokens, over batching.token_budget {config.token_budget}{others}; raise "
+            f"batching.token_budget to {lengths[over].max()} or more, or prepare the data with a smaller --max-length"
         )
 
 
@@ -139,10 +139,10 @@ class RunPlan:
         self.most_tokens = self.most_allocated = self.most_anchors = self.most_documents = 0
         self._plans: dict[int, EpochPlan] = {}
         digest = hashlib.sha256(self._lengths.tobytes() + self._anchor_counts.tobytes())
-        first_batch = [0]
-        for epoch in range(epochs):
+        batches = np.zeros(epochs, np.int64)
+        for epoch in reversed(range(epochs)):  # the first epochs are the ones left in memory
             plan = self.epoch_plan(epoch)
-            first_batch.append(first_batch[-1] + plan.batches)
+            batches[epoch] = plan.batches
             digest.update(plan.layout.encode() + plan.samples.tobytes() + plan.offsets.tobytes())
             allocated = plan.allocated(self._lengths)
             self.allocated_tokens += int(allocated.sum())
@@ -150,8 +150,8 @@ class RunPlan:
             self.most_tokens = max(self.most_tokens, int(plan.sums(self._lengths).max()))
             self.most_anchors = max(self.most_anchors, int(plan.sums(self._anchor_counts).max()))
             self.most_documents = max(self.most_documents, int(plan.rows.max()))
-        self._first_batch = np.array(first_batch)
-        self.total_batches = int(first_batch[-1])
+        self._first_batch = np.concatenate([[0], np.cumsum(batches)])
+        self.total_batches = int(batches.sum())
         self.fingerprint = digest.hexdigest()[:32]
 
     def steps(self, batches_per_step: int) -> int:

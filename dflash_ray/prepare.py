@@ -3,7 +3,7 @@
 Rows are prepared chunk by chunk (`ChunkWorker`, a pure function of the chunk) and staged beside the output in parts. A part is whole or
 absent; a run that was stopped goes on after its last whole part. The data set itself is written from the parts at the end and renamed
 into place, because the validation split needs to know all conversations: rows that ask the same question land on the same side.
-Nothing here knows Ray; a job may hand in any `spread` that maps a function over chunks in order.
+Nothing here knows Ray; a job may hand in a `spread` that runs `ChunkWorker`s elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ REPORT = "report.json"  # in the data set's folder
 _EXAMPLES = 3  # places named per reason
 _REASONS = 64  # reasons told apart; a template that puts data into its message could make any number
 _EDGES = [2**power for power in range(5, 21)]
-Spread = Callable[[Callable[[Chunk], "Prepared"], Iterable[Chunk]], Iterator["Prepared"]]
+Spread = Callable[[Iterable[Chunk]], Iterator["Prepared"]]  # results in the order of the chunks
+Progress = Callable[[int, int, "Counts"], None]  # bytes done, bytes in all, counts so far
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PrepareSettings:
     chat_template: Path | None = None
     validation: float = 0.01
     strict: bool = False
-    columns: dict[str, str] = field(default_factory=dict)  # our column name -> the input's
+    columns: tuple[tuple[str, str], ...] = ()  # (our column name, the input's)
 
     def check(self) -> None:
         """ValueError for values that make no sense."""
@@ -62,7 +64,6 @@ class Counts:
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)  # reason -> "file:line: detail" of the first few
     samples: int = 0
-    samples_dropped: dict[str, int] = field(default_factory=dict)  # of kept lines
     tokens: int = 0
     supervised_tokens: int = 0
     turns: int = 0
@@ -108,13 +109,13 @@ class Prepared:
 
 
 class ChunkWorker:
-    """Chunk to `Prepared`. Holds a tokenizer, so make one per process."""
+    """Chunk to `Prepared`; what it returns depends on the chunk alone."""
 
-    def __init__(self, settings: PrepareSettings):
-        self.settings = settings
-        self.tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
-        self._renderer = Renderer(self.tokenizer, settings.max_length)
-        self._added = np.asarray(self.tokenizer.added_ids, np.int64)
+    def __init__(self, settings: PrepareSettings, tokenizer: ChatTokenizer):
+        self._strict = settings.strict
+        self._columns = dict(settings.columns)
+        self._renderer = Renderer(tokenizer, settings.max_length)
+        self._added = np.asarray(tokenizer.added_ids, np.int64)
 
     def __call__(self, chunk: Chunk) -> Prepared:
         counts = Counts()
@@ -129,11 +130,11 @@ class ChunkWorker:
                 content, rendered = self._row(row)
             except Refused as refusal:
                 counts.skip(refusal, place)
-                if self.settings.strict and refusal.reason not in ("blank", "too_long"):
+                if self._strict and refusal.reason not in ("blank", "too_long"):
                     stop = f"{place}: {refusal}"
                     break
                 continue
-            if self.settings.strict and (refused := [turn for turn in rendered.refused_turns if turn.reason != "too_long"]):
+            if self._strict and (refused := [turn for turn in rendered.refused_turns if turn.reason != "too_long"]):
                 stop = f"{place}: {refused[0]}"
                 break
             counts.kept += 1
@@ -151,7 +152,7 @@ class ChunkWorker:
                 raise Refused("blank")
             row = decode_json(row)
         try:
-            content = parse_row(row, self.settings.columns)
+            content = parse_row(row, self._columns)
             return content, self._renderer.render(content)
         except RecursionError:
             raise Refused("nested_too_deep") from None
@@ -180,39 +181,43 @@ def group_of(content: Conversation | Tokenised) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def prepare(settings: PrepareSettings, spread: Spread = map, progress: Callable[[int, int, Counts], None] | None = None) -> dict[str, Any]:
+def prepare(
+    settings: PrepareSettings, tokenizer: ChatTokenizer, spread: Spread | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Writes the data set at `settings.output` and returns the report (JSON values, kept in the folder too).
 
-    `spread(function, chunks)` yields results in the order of the chunks. ValueError for the user's mistakes: settings, inputs, an output
-    that holds something else, with `strict` the first bad row, and an input of which nothing can be kept.
+    If nothing at all can be kept, no data set is written and the report says `samples: 0`. ValueError for the user's mistakes: settings,
+    inputs, an output that holds something else, and with `strict` the first bad row.
     """
     settings.check()
     files = find_files(list(settings.inputs))
-    worker = ChunkWorker(settings)
-    identity = _identity(settings, files, worker.tokenizer)
+    identity = _identity(settings, files, tokenizer)
     if done := _finished(settings.output, identity):
         return {**done, "already_prepared": True}
-    total = sum(file.bytes for file in files)
     started = time.monotonic()
     with Stage(settings.output, identity) as stage:
-        counts = Counts()
-        for saved in stage.counts():
-            counts.add(Counts(**saved))
+        counts = Counts(**stage.counts)
         resumed = stage.chunks
-        for prepared in spread(worker, islice(read_chunks(files), stage.chunks, None)):
+        for prepared in (spread or partial(map, ChunkWorker(settings, tokenizer)))(islice(read_chunks(files), resumed, None)):
             if prepared.stop:
+                stage.remove()
                 raise ValueError(f"{prepared.stop} (--strict stops at the first bad row)")
             counts.add(prepared.counts)
-            stage.add(prepared)
+            stage.add(prepared, vars(counts))
             if progress:
-                progress(prepared.bytes_read, total, counts)
-        stage.flush()
-        if not counts.samples:
-            raise ValueError(_nothing_kept(counts))
-        splits = _write_splits(settings, stage, {**identity["tokenizer"], "config": _config(settings), "counts": _plain(counts)})
-        report = {**_plain(counts), "splits": splits, **_effort(counts, files, time.monotonic() - started, resumed)}
-        report_file = {"report": report, "made_from": identity}
-        (settings.output / REPORT).write_text(json.dumps(report_file, indent=1) + "\n", encoding="utf-8")
+                progress(prepared.bytes_read, sum(file.bytes for file in files), counts)
+        stage.flush(vars(counts))
+        report = _plain(counts)
+        if counts.samples:
+            report["splits"] = _write_splits(
+                settings,
+                stage,
+                {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"], "counts": dict(report)},
+            )
+        report |= _effort(counts, files, time.monotonic() - started, resumed)
+        if counts.samples:
+            text = json.dumps({"report": report, "made_from": identity}, indent=1)
+            (settings.output / REPORT).write_text(text + "\n", encoding="utf-8")
         stage.remove()
     return report
 
@@ -227,13 +232,13 @@ def _write_splits(settings: PrepareSettings, stage: Stage, manifest: dict[str, A
 
 def validation_groups(groups: np.ndarray, share: float) -> set[int]:
     """Which groups are held out: whole groups in the order of their hash, about `share` of the samples: one group at
-    least if the share comes to a sample and there are two groups."""
+    least if the share comes to a sample and there are two groups, never all of them."""
     unique, sizes = np.unique(groups, return_counts=True)
     wanted = round(share * len(groups))
     if wanted == 0 or len(unique) < 2:
         return set()
     chosen: set[int] = set()
-    for group, size in zip(unique.tolist(), sizes.tolist(), strict=True):
+    for group, size in zip(unique[:-1].tolist(), sizes[:-1].tolist(), strict=True):
         if size <= wanted:
             chosen.add(group)
             wanted -= size
@@ -244,14 +249,10 @@ def _identity(settings: PrepareSettings, files: list[InputFile], tokenizer: Chat
     """What the samples depend on, and nothing that names a machine or a time."""
     return {
         "version": VERSION,
-        "inputs": [{"name": file.path.name, "bytes": file.bytes, "modified_ns": file.path.stat().st_mtime_ns} for file in files],
+        "inputs": [{"name": file.path.name, "bytes": file.bytes, "modified_ns": file.modified_ns} for file in files],
         "tokenizer": tokenizer.fingerprint(),
-        "config": _config(settings),
+        "config": {"max_length": settings.max_length, "validation": settings.validation, "columns": dict(settings.columns)},
     }
-
-
-def _config(settings: PrepareSettings) -> dict[str, Any]:
-    return {"max_length": settings.max_length, "validation": settings.validation, "columns": settings.columns}
 
 
 def _finished(output: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -282,12 +283,6 @@ def _effort(counts: Counts, files: list[InputFile], seconds: float, resumed: int
     }
 
 
-def _nothing_kept(counts: Counts) -> str:
-    reasons = ", ".join(f"{reason} {number}" for reason, number in counts.skipped.items())
-    place = next((places[0] for places in counts.examples.values() if places), "")
-    return f"none of {counts.lines_read} rows can be trained on ({reasons or 'the input is empty'}); the first: {place}"
-
-
 def _count_rendered(counts: Counts, rendered: Rendered) -> None:
     counts.turns += rendered.turns
     counts.clipped += rendered.clipped
@@ -296,8 +291,6 @@ def _count_rendered(counts: Counts, rendered: Rendered) -> None:
     counts.answers_spelling_special_tokens += rendered.spelled_specials
     for refusal in rendered.refused_turns:
         _count(counts.turns_skipped, refusal.reason)
-    for refusal in rendered.dropped:
-        _count(counts.samples_dropped, refusal.reason)
 
 
 def _count(table: dict[str, int], key: str, number: int = 1) -> str:

@@ -1,7 +1,8 @@
 """Finished work of a preparation, kept beside its output until the data set is written.
 
-A part is a few dozen megabytes of samples: an Arrow file and then a small JSON file with its counts, each renamed into place. A part
-counts only with its JSON, so a process killed at any moment leaves whole parts. The folder is locked while it is in use.
+A part is a few dozen megabytes of samples: an Arrow file and then a small JSON file that says how far the input is done with it, each
+renamed into place. A part counts only with its JSON, so a process killed at any moment leaves whole parts. The folder is locked while it
+is in use.
 """
 
 from __future__ import annotations
@@ -18,61 +19,67 @@ import numpy as np
 import pyarrow as pa
 
 _PART_TOKENS = 8 << 20
+_PART_CHUNKS = 256
 _SCHEMA = pa.schema(
     [("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("group", pa.uint64()), ("source", pa.string())]
 )
 
 
 class Stage:
-    """`with Stage(output, identity) as stage`: parts made for another `identity` are removed. ValueError if another process is at work."""
+    """`with Stage(output, identity) as stage`: parts made for another `identity` are removed. ValueError if another process is at work.
+
+    `chunks` and `counts` tell what the whole parts hold. A part in the making is kept when a signal ends the block, lost otherwise.
+    """
 
     def __init__(self, output: Path, identity: dict[str, Any]):
         self.folder = output.parent / f"{output.name}.partial"
+        self.chunks = 0
+        self.counts: dict[str, Any] = {}
         self._identity = identity
-        self._pending: list = []
+        self._parts = 0
+        self._pending: list[Any] = []
         self._pending_tokens = 0
-        self._parts: list[dict[str, Any]] = []
+        self._pending_counts: dict[str, Any] = {}
 
     def __enter__(self) -> Stage:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.folder / "lock", "w")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "w")
+        except OSError as error:
+            raise ValueError(f"--output: {self.folder} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ValueError(f"{self.folder}: another preparation of this output is running") from None
-        identity = self.folder / "identity.json"
-        if not (identity.exists() and _json(identity) == self._identity):
+            raise ValueError(f"--output: another preparation is writing to {self.folder}") from None
+        if _json(self.folder / "identity.json") != self._identity:
             for path in self.folder.iterdir():
                 if path.name != "lock":
                     path.unlink()
-            _write_json(identity, self._identity)
-        while (part := self._path(len(self._parts)).with_suffix(".json")).exists():
-            self._parts.append(_json(part))
+            _write_json(self.folder / "identity.json", self._identity)
+        while part := _json(self._path(self._parts, ".json")):
+            self.chunks, self.counts = part["chunks"], part["counts"]
+            self._parts += 1
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.flush(self._pending_counts)
         self._lock.close()
 
-    @property
-    def chunks(self) -> int:
-        """Chunks in whole parts."""
-        return sum(part["chunks"] for part in self._parts)
-
-    def counts(self) -> list[dict[str, Any]]:
-        return [counts for part in self._parts for counts in part["counts"]]
-
-    def add(self, prepared) -> None:
+    def add(self, prepared: Any, counts: dict[str, Any]) -> None:
+        """`prepared`: input_ids, loss_mask, lengths, groups, sources of the next chunk. `counts`: of all chunks so far, JSON values."""
         self._pending.append(prepared)
+        self._pending_counts = counts
         self._pending_tokens += len(prepared.input_ids)
-        if self._pending_tokens >= _PART_TOKENS or len(self._pending) >= 4096:
-            self.flush()
+        if self._pending_tokens >= _PART_TOKENS or len(self._pending) >= _PART_CHUNKS:
+            self.flush(counts)
 
-    def flush(self) -> None:
+    def flush(self, counts: dict[str, Any]) -> None:
         """Makes a part of what was added since the last one."""
         if not self._pending:
             return
-        path = self._path(len(self._parts)).with_suffix(".arrow")
+        path = self._path(self._parts, ".arrow")
         with open(path.with_suffix(".tmp"), "wb") as file:
             with pa.ipc.new_file(file, _SCHEMA) as writer:
                 for prepared in self._pending:
@@ -80,9 +87,9 @@ class Stage:
             file.flush()
             os.fsync(file.fileno())
         os.replace(path.with_suffix(".tmp"), path)
-        part = {"chunks": len(self._pending), "counts": [vars(prepared.counts) for prepared in self._pending]}
-        _write_json(path.with_suffix(".json"), part)
-        self._parts.append(part)
+        self.chunks += len(self._pending)
+        _write_json(path.with_suffix(".json"), {"chunks": self.chunks, "counts": counts})
+        self._parts += 1
         self._pending, self._pending_tokens = [], 0
 
     def groups(self) -> np.ndarray:
@@ -103,17 +110,17 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for index in range(len(self._parts)):
-            with pa.OSFile(str(self._path(index).with_suffix(".arrow"))) as file:
+        for index in range(self._parts):
+            with pa.OSFile(str(self._path(index, ".arrow"))) as file:
                 reader = pa.ipc.open_file(file)
                 for number in range(reader.num_record_batches):
                     yield reader.get_batch(number)
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"part-{index:05d}"
+    def _path(self, index: int, suffix: str) -> Path:
+        return self.folder / f"part-{index:05d}{suffix}"
 
 
-def _record_batch(prepared) -> pa.RecordBatch:
+def _record_batch(prepared: Any) -> pa.RecordBatch:
     offsets = np.concatenate([[0], np.cumsum(prepared.lengths)]).astype(np.int32)
     arrays = [
         pa.ListArray.from_arrays(offsets, prepared.input_ids),
@@ -133,5 +140,9 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _json(path: Path) -> dict[str, Any] | None:
+    """None if there is no whole file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

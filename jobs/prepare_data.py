@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from dflash_ray.prepare import PrepareSettings, prepare
+from dflash_ray.tokenizer import ChatTokenizer
 from jobs.cli import run
 from jobs.prepare_report import Progress, print_report, show_samples
 
@@ -34,14 +35,26 @@ def main(argv: list[str]) -> int:
         chat_template=args.chat_template,
         validation=args.validation,
         strict=args.strict,
-        columns=dict(_pair(text) for text in args.columns),
+        columns=tuple(_pair(text) for text in args.columns),
     )
+    if args.num_workers < 1:
+        raise ValueError(f"--num-workers {args.num_workers}: at least 1 process prepares")
+    if args.json and not args.json.parent.is_dir():
+        raise ValueError(f"--json {args.json}: no folder {args.json.parent}")
+    tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
+    spread = None
+    if args.num_workers > 1:
+        from jobs.prepare_tasks import spread_over_tasks  # Ray is loaded only where it is used
+
+        spread = spread_over_tasks(settings, args.num_workers)
     with Progress() as progress:
-        report = prepare(settings, progress=progress)
+        report = prepare(settings, tokenizer, spread, progress)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print_report(report, settings)
-    show_samples(settings)
+    if not report["samples"]:
+        raise ValueError(f"none of {report['lines_read']} rows can be trained on; no data set was written")
+    show_samples(tokenizer, settings.output)
     return 0
 
 

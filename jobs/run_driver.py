@@ -56,7 +56,7 @@ def prepare(config: Config) -> RunPlan:
     resume = _find_resume(config, folder)
     # the target and the data are looked at before Ray starts: a wrong path is answered at once
     check_data(config, resolve(config, device="cpu", run_dir=folder.path).facts)
-    _connect()
+    connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
     if gpus and wanted > gpus:
@@ -101,8 +101,8 @@ def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
     return checkpoint
 
 
-def _connect() -> None:
-    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this run alone."""
+def connect() -> None:
+    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone."""
     if ray.is_initialized():
         return
     if under_job_submit() or os.environ.get("RAY_ADDRESS"):

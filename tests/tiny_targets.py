@@ -99,6 +99,8 @@ def reference_model(family: str, seed: int = 0, *, layers: int = 8, varied: bool
                 parameter.add_(0.3 * torch.randn_like(parameter))
             if name.endswith("A_log"):
                 parameter.copy_(torch.linspace(-4.0, 1.0, parameter.numel()))
+            if name.endswith("embed_tokens.weight"):
+                parameter[0].normal_(0.0, 0.15)  # transformers starts the pad token at zero, which no trained model keeps
             if varied and name.endswith("embed_tokens.weight"):
                 parameter.mul_(0.5)
             if varied and name.endswith(("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight")):

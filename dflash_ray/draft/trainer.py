@@ -56,6 +56,7 @@ class DraftTrainer:
         self.gamma = decay_gamma(config.loss, shape.block_size)
         self.embed = embed.detach().to(self.device, self.dtype)
         self.head = self.embed if head is embed else head.detach().to(self.device, self.dtype)
+        self._zero_tokens = (self.embed == 0).all(1).nonzero()[:, 0].cpu().numpy()
         self.model = DraftModel(shape)
         if config.draft.init == "random":
             initialise(self.model, config.run.seed)
@@ -77,9 +78,13 @@ class DraftTrainer:
         self._gradients: dict[str, list[Tensor | None]] = {}
         self._divisors = {"weight": 0.0, "anchors": 0.0}
 
+    def check(self, batch: Batch, features: Tensor) -> None:
+        """FeatureError unless `features` can be those of `batch`; see `check_features`."""
+        check_features(batch, features, self.shape, self._zero_tokens)
+
     def micro_step(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Adds the gradients of one batch; features [T, L*H]. Returns sums that add up over batches, for `step_metrics`."""
-        check_features(batch, features, self.shape)
+        self.check(batch, features)
         labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
         if not labels.count:
             return empty_sums(labels)
@@ -161,7 +166,7 @@ class DraftTrainer:
     @torch.no_grad()
     def evaluate(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Sums of a batch without noise and without gradients, from the averaged weights where `train.ema` is set."""
-        check_features(batch, features, self.shape)
+        self.check(batch, features)
         labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
         if not labels.count:
             return empty_sums(labels)
@@ -245,23 +250,35 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
-def check_features(batch: Batch, features: Tensor, shape: DraftShape) -> None:
-    """FeatureError unless features are [T, L*H], bf16 or float32, finite, and no token's row is all zero."""
+def check_features(batch: Batch, features: Tensor, shape: DraftShape, zero_tokens: np.ndarray | None = None) -> None:
+    """FeatureError unless features are [T, L*H], bf16 or float32, finite, and no token's row is all zero.
+
+    A row of zeros is a state that was never computed. Only tokens whose embedding is zero (`zero_tokens`, ids) may really have one.
+    """
+    where = f"batch {batch.number}: features"
     if features.dim() != 2 or features.shape[0] != batch.tokens or features.shape[1] != shape.features:
         raise FeatureError(
-            f"batch {batch.number}: features are {list(features.shape)}, expected {batch.tokens} tokens x "
+            f"{where} are {list(features.shape)}, expected {batch.tokens} tokens x "
             f"{len(shape.target_layer_ids)} taps x {shape.hidden} = {[batch.tokens, shape.features]}"
         )
     if features.dtype not in (torch.bfloat16, torch.float32):
-        raise FeatureError(f"batch {batch.number}: features are {features.dtype}; only bfloat16 and float32 are accepted")
-    if batch.tokens:
-        # one number per token: NaN and infinity survive the sum, and a row of zeros is a state that was never computed
-        size = torch.linalg.vector_norm(features, ord=1, dim=1, dtype=torch.float32)
-        smallest, sum_ = torch.stack([size.min(), size.sum()]).tolist()
-        if not math.isfinite(sum_):
-            raise FeatureError(f"batch {batch.number}: features hold NaN or infinity")
-        if smallest == 0:
-            raise FeatureError(f"batch {batch.number}: {int((size == 0).sum())} tokens have all-zero features")
+        raise FeatureError(f"{where} are {features.dtype}; only bfloat16 and float32 are accepted")
+    if batch.tokens == 0:
+        return
+    size = torch.linalg.vector_norm(features, ord=1, dim=1, dtype=torch.float32)  # NaN and infinity survive it
+    smallest, total = torch.stack([size.min(), size.sum()]).tolist()  # one wait for the device
+    if not math.isfinite(total):
+        raise FeatureError(f"{where} hold NaN or infinity")
+    if smallest == 0:
+        empty = (size == 0).cpu().numpy() & ~np.isin(batch.input_ids, [] if zero_tokens is None else zero_tokens)
+        if empty.any():
+            raise FeatureError(f"{where} of {empty.sum()} tokens are all zero")
+
+
+def serving_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `state_dict` that validation and export use, by parameter name: averaged ones where there are any."""
+    prefix = "averaged." if any(name.startswith("averaged.") for name in state) else "model."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def warm_start(folder: Path, shape: DraftShape) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import nn
 from dflash_ray.batch import Batch
 from dflash_ray.target.facts import TargetFacts
 from dflash_ray.target.fast import FastLayer, documents, run_layers
-from dflash_ray.target.layers import Layer, RotaryTable, Rotation
+from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
 from dflash_ray.target.mixers import Mixers, Rows
 from dflash_ray.target.self_test import KernelReport
 
@@ -44,6 +44,8 @@ class FrozenTarget:
     ) -> None:
         self.facts, self.taps, self.layers = facts, taps, layers
         self.embedding, self.final_norm, self.head = embedding, final_norm, head
+        # the module itself makes teacher rows; decoding runs the same numbers in fewer calls
+        self.decode_norm = None if final_norm is None else RmsNorm(final_norm, facts.rms_norm_eps)
         self.layout = layout
         self.device, self.dtype = embedding.device, embedding.dtype
         self.rotary_table, self.mixers, self.fast, self.kernels = rotary_table, mixers, fast, kernels

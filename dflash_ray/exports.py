@@ -1,0 +1,59 @@
+"""What an export needs to know of a run: which checkpoint, and what its model card says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflash_ray.checkpoint import Checkpoint, newest_whole, read_checkpoint
+from dflash_ray.config import Config, load_config
+
+BEST, LATEST = "best", "latest"
+
+
+def run_config(folder: Path) -> Config:
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"--run {folder}: no config.yaml; this is not the folder of a run")
+    return load_config([folder / "config.yaml"])
+
+
+def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
+    """The checkpoint named best, latest or by its folder, verified whole; None means best where there is one, else latest."""
+    best = _read_json(folder / "best.json")
+    if which is None:
+        which = BEST if best else LATEST
+    if which == BEST:
+        if not best:
+            raise ValueError(f"--checkpoint best: {folder} has no validated checkpoint; use latest, or set validation.every_steps")
+        return read_checkpoint(folder / "checkpoints" / best["checkpoint"])
+    if which != LATEST:
+        return read_checkpoint(Path(which))
+    checkpoint, refused = newest_whole(folder / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"--run {folder}: no whole checkpoint in it{': ' + '; '.join(refused) if refused else ''}")
+    return checkpoint
+
+
+def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
+    """Lines of the model card's recipe, and the acceptance lengths that are known of this checkpoint."""
+    summary = _read_json(folder / "summary.json")
+    trainer = checkpoint.meta["trainer"]
+    facts: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
+    if config.data.path is not None:
+        facts["data"] = config.data.path.name
+    if "topology" in summary:
+        facts["topology"] = f"{summary['topology']} (targets-drafters)"
+    if config.target.path is not None and config.target.path.is_dir():
+        from dflash_ray.target.weights import embedding_and_head
+
+        facts["embedding and head it was trained with"] = f"SHA-256 {embedding_and_head(config.target.path)[2]}"
+    best = _read_json(folder / "best.json")
+    tau = {}
+    if best.get("checkpoint") == checkpoint.path.name:
+        tau["held-out conversations, mean over fixed blocks"] = best["tau"]
+    return facts, tau
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

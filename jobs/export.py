@@ -1,0 +1,43 @@
+"""Turn a checkpoint of a run into a drafter that servers load: `python -m jobs.export --run DIR --output DIR [--checkpoint WHICH]`.
+
+WHICH is best (highest validation tau), latest, or a checkpoint folder; by default best where a validation was run, else latest. Averaged
+weights are exported where `train.ema` was set. The files are read back and compared before the job says that it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.cli import Arguments, run
+
+
+def main(argv: list[str]) -> int:
+    parser = Arguments(prog="python -m jobs.export", description=__doc__)
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run folder")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    parser.add_argument("--checkpoint", metavar="best|latest|DIR", help="default best, or latest without a validation")
+    args = parser.parse_args(argv)
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f"--output {args.output}: is a file; give a folder")
+
+    from dflash_ray.draft.card import model_card
+    from dflash_ray.draft.export import CONFIG, export_drafter
+    from dflash_ray.draft.shape import DraftShape
+    from dflash_ray.draft.trainer import serving_weights
+    from dflash_ray.exports import choose_checkpoint, facts_of_run, run_config
+
+    config = run_config(args.run)
+    checkpoint = choose_checkpoint(args.run, args.checkpoint)
+    shape = DraftShape(**checkpoint.meta["shape"])
+    facts, tau = facts_of_run(args.run, config, checkpoint)
+    (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
+    card = model_card(shape, config, config.run.name, facts, tau)
+    difference = export_drafter(serving_weights(checkpoint.tensors()), shape, args.output, card)
+    print(
+        f"{args.output}: {len(shape.tensor_shapes())} tensors, {shape.parameters / 1e6:.1f} M parameters from {checkpoint.path}; "
+        f"read back bit for bit, rounding to bf16 moves outputs by {difference:.1e} of the largest"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,185 @@
+"""Compares the four batching strategies on a set of lengths and finds the best bucket edges.
+
+python -m jobs.plan_batches --lengths FILE.npy|DATASET_DIR [--token-budget 65536] [--edges 0,770,...] [--plot OUT.png] ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from dflash_ray.anchors import anchor_count
+from dflash_ray.config import AnchorConfig, BatchingConfig, Config, load_config
+from dflash_ray.dataset import open_dataset
+from dflash_ray.plan_report import batching_report
+from jobs.cli import run
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    config = _config(args)
+    lengths, candidates = read_lengths(args.lengths)
+    counts = anchor_count(lengths, candidates, config.anchors.tokens_per_anchor)
+    report = batching_report(lengths, counts, config.batching, config.run.seed)
+    print_report(report, Console())
+    if args.json:
+        _write(args.json, json.dumps(report, indent=1))
+    if args.write_config:
+        chosen = config.batching.model_copy(update={"edges": report["bucketed"]["edges"]})
+        _write(args.write_config, yaml.safe_dump({"batching": chosen.model_dump(mode="json")}, sort_keys=False))
+    if args.plot:
+        plot_histogram(lengths, report["bucketed"]["edges"], args.plot)
+    return 0
+
+
+def read_lengths(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 lengths [N], int64 anchor candidates [N]) of a .npy file or of a data set folder's training split.
+
+    A .npy file says nothing about masks: every token is taken as supervised, so a document of n tokens has n - 1 candidates.
+    """
+    if path.is_dir():
+        dataset = open_dataset(path)
+        return dataset.lengths, dataset.anchor_candidates
+    try:
+        lengths = np.load(path, allow_pickle=False, mmap_mode="r")
+    except OSError as error:
+        raise ValueError(f"--lengths {path}: cannot be read: {error.strerror}") from None
+    except (ValueError, EOFError, SyntaxError):  # what numpy raises for a foreign, cut or pickled file
+        raise ValueError(f"--lengths {path}: neither a .npy file of whole numbers nor a data set folder") from None
+    if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or lengths.dtype.kind not in "iu" or lengths.size == 0:
+        found = f"{lengths.dtype} {list(lengths.shape)}" if isinstance(lengths, np.ndarray) else "an archive"
+        raise ValueError(f"--lengths {path}: holds {found}; save one row of whole numbers, one length per sample")
+    if lengths.min() < 1 or lengths.max() > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"--lengths {path}: lengths run from {lengths.min()} to {lengths.max()}; they must be 1 or more and fit in 31 bits"
+        )
+    lengths = lengths.astype(np.int64)
+    return lengths, lengths - 1
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    console.print(
+        f"{report['samples']:,} samples, {report['tokens']:,} tokens, mean {report['tokens'] / report['samples']:,.0f}, "
+        f"longest {report['longest']:,}; {report['token_budget']:,} tokens a batch, padded ones at most {report['max_rows']} rows\n"
+    )
+    headings = ("batches", "rows\nmin/mean/max", "padding\nefficiency", "budget\nused", "target\ntime", "new\ncompany", "anchors\nmax/mean")
+    table = _table("strategy", headings)
+    for name, figures in report["strategies"].items():
+        table.add_row(
+            name,
+            f"{figures['batches']:,}",
+            f"{figures['rows_min']}/{figures['rows_mean']:.1f}/{figures['rows_max']}",
+            f"{figures['padding_efficiency']:.2%}",
+            f"{figures['fill']:.2%}",
+            f"{figures['relative_target_time']:.3f}",
+            f"{figures['composition_change']:.2%}",
+            f"{figures['anchors_max'] / figures['anchors_mean']:.2f}" if figures["anchors_max"] else "-",
+        )
+    console.print(table)
+    console.print(
+        "target time: estimated from batching.speed, sorted = 1; new company: pairs in one batch that are apart in the next epoch\n"
+    )
+
+    optimizer, edges = report["optimizer"], report["bucketed"]["edges"]
+    how = f"searched on a grid of {optimizer['grid']} in {optimizer['seconds']:.2f} s" if optimizer["searched"] else "as given"
+    console.print(f"bucket edges {','.join(map(str, edges))}")
+    console.print(f"{how}; expected padding efficiency {optimizer['expected_efficiency']:.2%}\n")
+    headings = ("samples", "batches", "mean\nlength", "rows per\nbatch", "padding\nefficiency", "expected")
+    table = _table("lengths", headings)
+    for bucket in report["bucketed"]["buckets"]:
+        table.add_row(
+            f"{bucket['above'] + 1}-{bucket['up_to']}",
+            f"{bucket['samples']:,}",
+            f"{bucket['batches']:,}",
+            f"{bucket['mean_length']:,.0f}",
+            f"{bucket['rows_mean']:.1f}",
+            f"{bucket['padding_efficiency']:.2%}",
+            f"{bucket['expected_efficiency']:.2%}",
+        )
+    console.print(table)
+    bias = report["strategies"]["packed"]["shuffle_bias"]
+    console.print(
+        f"\npacked: documents are {bias['mean_displacement']:,.0f} places from where a uniform shuffle puts them, at most "
+        f"{bias['max_displacement']:,} (shortest tenth {bias['shortest_tenth']:+.0f}, longest tenth {bias['longest_tenth']:+.0f})"
+    )
+
+
+def _table(first: str, headings: tuple[str, ...]) -> Table:
+    table = Table(first, box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def plot_histogram(lengths: np.ndarray, edges: list[int], path: Path) -> None:
+    """Writes a picture of the histogram of lengths with the bucket edges."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4), dpi=120)
+    axes.hist(lengths, bins=min(256, int(lengths.max())), color="#4c78a8")
+    for edge in edges[1:]:
+        axes.axvline(edge, color="#e45756", linewidth=1)
+        axes.annotate(f"{edge}", (edge, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=8, ha="right", va="top")
+    axes.set(xlabel="tokens", ylabel="samples", title=f"{len(lengths):,} samples and the edges of {len(edges) - 1} buckets")
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--plot {path}: cannot be written: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _config(args: argparse.Namespace) -> Config:
+    batching = {
+        "token_budget": args.token_budget,
+        "max_rows": args.max_rows,
+        "buckets": args.buckets,
+        "edges": args.edges,
+        "lookahead": args.lookahead,
+        "grid": args.grid,
+    }
+    return load_config(
+        overrides={"batching": batching, "run": {"seed": args.seed}, "anchors": {"tokens_per_anchor": args.tokens_per_anchor}}
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = BatchingConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.plan_batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lengths", type=Path, required=True, help=".npy file of lengths, or a data set folder")
+    parser.add_argument("--token-budget", default=65536, help="most tokens of a batch, padding included (default %(default)s)")
+    parser.add_argument("--max-rows", default=defaults.max_rows, help="most documents of a padded batch (default %(default)s)")
+    parser.add_argument("--buckets", default=defaults.buckets, help="most buckets to search for (default %(default)s)")
+    parser.add_argument("--edges", default="auto", help="edges to evaluate instead of searching, for instance 0,770,8192")
+    parser.add_argument("--grid", default=defaults.grid, help="distance of candidate edges in tokens (default %(default)s)")
+    parser.add_argument("--lookahead", default=defaults.lookahead, help="window of the packed strategy in documents (default %(default)s)")
+    parser.add_argument("--tokens-per-anchor", default=AnchorConfig().tokens_per_anchor, help="(default %(default)s)")
+    parser.add_argument("--seed", default=0, help="(default %(default)s)")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--plot", type=Path, help="draw the histogram with the edges here")
+    parser.add_argument("--write-config", type=Path, help="write a config file with these settings and edges here, for jobs.train --config")
+    return parser
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,82 @@
+"""From a run folder to files that load: the right checkpoint, the right weights, and one clear line where there is nothing to export."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from dflash_ray.checkpoint import save_checkpoint
+from dflash_ray.draft.export import load_drafter
+from jobs.export import main
+from tests.draft_cases import features_for, small_batch, small_trainer
+
+
+def run_folder(tmp_path, *, best=None, ema=None, steps=3):
+    """A run folder with a checkpoint after every step; returns the folder and the trainer's weights at each."""
+    trainer = small_trainer(optimizer={"name": "muon"}, train={"ema": ema, "head_chunk": 5})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(trainer.config.as_dict()))
+    batch, weights = small_batch(), {}
+    for step in range(steps):
+        trainer.micro_step(batch, features_for(batch, trainer.shape))
+        trainer.optimizer_step(step)
+        tensors, meta = trainer.state_dict()
+        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict()}
+        save_checkpoint(folder / "checkpoints", {name: tensor.clone() for name, tensor in tensors.items()}, meta)
+        weights[step + 1] = {name: tensor.clone() for name, tensor in trainer.serving_model.state_dict().items()}
+    if best:
+        (folder / "best.json").write_text(json.dumps({"checkpoint": f"step-{best:08d}", "tau": 2.25}))
+    return folder, trainer, weights
+
+
+def loaded(out, trainer):
+    return load_drafter(out, trainer.embed, trainer.head)[0].state_dict()
+
+
+def same(exported, weights):
+    return all(torch.equal(exported[name].bfloat16(), weights[name].bfloat16()) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("best", "flags", "expected"),
+    [(None, [], 3), (2, [], 2), (2, ["--checkpoint", "latest"], 3), (1, ["--checkpoint", "best"], 1)],
+)
+def test_which_checkpoint_is_exported(tmp_path, capsys, best, flags, expected):
+    folder, trainer, weights = run_folder(tmp_path, best=best)
+    assert main(["--run", str(folder), "--output", str(tmp_path / "out"), *flags]) == 0
+    assert same(loaded(tmp_path / "out", trainer), weights[expected])
+    assert f"step-{expected:08d}" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"- steps: {expected} of 20" in card
+    assert ("| 2.25 |" in card) == (best == expected)
+
+
+def test_a_named_checkpoint_and_averaged_weights(tmp_path):
+    folder, trainer, weights = run_folder(tmp_path, ema=0.9)
+    path = folder / "checkpoints" / "step-00000002"
+    assert main(["--run", str(folder), "--output", str(tmp_path / "out"), "--checkpoint", str(path)]) == 0
+    assert same(loaded(tmp_path / "out", trainer), weights[2])
+    assert not same(weights[2], trainer.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flags", "says"),
+    [
+        (lambda folder: (folder / "config.yaml").unlink(), [], "no config.yaml; this is not the folder of a run"),
+        (lambda folder: None, ["--checkpoint", "best"], "no validated checkpoint"),
+        (lambda folder: None, ["--checkpoint", "nowhere"], "checkpoint nowhere: no such folder"),
+        (
+            lambda folder: [path.write_bytes(b"x") for path in folder.glob("checkpoints/*/state.safetensors")],
+            [],
+            "no whole checkpoint in it: .*step-00000003: state.safetensors has 1 bytes",
+        ),
+    ],
+)
+def test_nothing_to_export_is_one_clear_line(tmp_path, spoil, flags, says):
+    folder, *_ = run_folder(tmp_path)
+    spoil(folder)
+    with pytest.raises(ValueError, match=says):
+        main(["--run", str(folder), "--output", str(tmp_path / "out"), *flags])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,121 @@
+"""Jobs as a user runs them: real processes, real signals, a real head node with `ray job submit`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
+from dflash_ray.run_folder import RunFolder
+from tests.processes import PATIENCE, ROOT, alive, end, environment, family, head_node, start_job, wait_until
+from tests.tiny_runs import tiny_config
+
+pytestmark = pytest.mark.ray
+
+SLOW_TARGET = {"debug": {"target_delay_seconds": 0.3}, "train": {"epochs": 6, "batches_per_step": 2}}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("material")
+
+
+def write_config(material: Path, run: Path, **sections) -> Path:
+    path = run.parent / f"{run.name}.yaml"
+    path.write_text(yaml.safe_dump(tiny_config(material, run, **sections)))
+    return path
+
+
+def steps(run: Path) -> int:
+    return len(RunFolder(run).read("metrics.jsonl"))
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_a_checkpoint_and_no_process(material, tmp_path, number, code):
+    run, log = tmp_path / "run", tmp_path / "log"
+    job = start_job("jobs.train", "--config", str(write_config(material, run, **SLOW_TARGET)), log=log)
+    try:
+        wait_until(lambda: steps(run) >= 3 or job.poll() is not None, "three steps")
+        assert job.poll() is None, log.read_text()
+        processes = family(job.pid)
+        assert len(processes) > 4
+        os.kill(job.pid, number)
+        assert job.wait(timeout=PATIENCE) == code, log.read_text()
+        wait_until(lambda: not alive(processes), "the processes of the job to end")
+    finally:
+        end(job)
+    done = steps(run)
+    checkpoint = read_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+    assert checkpoint.step == done and checkpoint.next_batch == 2 * done
+    assert [event["event"] for event in RunFolder(run).read("events.jsonl")][-1] == "checkpoint"
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_killed_driver_takes_its_actors_with_it_and_the_run_continues(material, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    config = write_config(material, run, checkpoint={"every_steps": 2}, **SLOW_TARGET)
+    job = start_job("jobs.train", "--config", str(config), log=log)
+    try:
+        wait_until(lambda: len(list_checkpoints(run / "checkpoints")) >= 1 or job.poll() is not None, "a checkpoint")
+        actors = [pid for pid in family(job.pid) if b"Actor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(actors) == 4
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait(timeout=30)
+        wait_until(lambda: not alive(actors), "the actors to follow their driver", limit=30)
+    finally:
+        end(job)
+    last = read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).step + 2
+    again = start_job("jobs.train", "--config", str(config), "--resume", "auto", "--run.max_steps", str(last), log=log)
+    try:
+        assert again.wait(timeout=PATIENCE) == 0, log.read_text()
+    finally:
+        end(again)
+    trained = RunFolder(run).read("trained.jsonl")
+    assert [record["batch"] for record in trained] == list(range(2 * last))
+    assert [record["step"] for record in RunFolder(run).read("metrics.jsonl")] == list(range(1, last + 1))
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A clone as a user has it, with a virtual environment and earlier runs that must not be uploaded."""
+    folder = tmp_path_factory.mktemp("clone") / "dflash-ray"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".hypothesis"))
+    for heavy in (folder / ".venv", folder / "runs"):
+        heavy.mkdir()
+        with (heavy / "large").open("wb") as file:
+            file.truncate(200 * 2**20)
+    return folder
+
+
+def submit(clone: Path, head: dict[str, str], *argv: str, wait: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head["dashboard"], "--working-dir", "."]
+    command += [] if wait else ["--no-wait", "--submission-id", "tiny-job"]
+    command += ["--", sys.executable, "-m", "jobs.train", *argv]
+    return subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def test_ray_job_submit_trains_refuses_and_stops(material, clone, tmp_path):
+    with head_node(tmp_path / "head", RAY_JOB_STOP_WAIT_TIME_S="60") as head:
+        done = submit(clone, head, "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "step 4/4" in done.stdout
+        facts = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert facts["namespace"].startswith("dflash-ray-tiny-") and facts["pid"]
+        relative = submit(clone, head, "--config", "jobs/configs/qwen3.6-27b.yaml", "--run.dir", "runs/here")
+        assert relative.returncode != 0 and "absolute path" in relative.stdout + relative.stderr
+
+        run = tmp_path / "long"
+        submit(clone, head, "--config", str(write_config(material, run, **SLOW_TARGET)), wait=False)
+        wait_until(lambda: steps(run) >= 2, "two steps of the submitted job")
+        command = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head["dashboard"], "tiny-job"]
+        subprocess.run(command, env=environment(), capture_output=True, timeout=PATIENCE, check=True)
+        checkpoint = read_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+        assert checkpoint.step == steps(run)
