@@ -47,9 +47,10 @@ def main(argv: list[str]) -> int:
     if longest < 256:
         raise ValueError(f"--longest: {longest} leaves length buckets empty; use at least 256")
     taps = [tap for tap in resolve_taps("auto", facts.num_layers, 5) if tap < layers - 1] + [layers - 1]
-    record = bench.Record("target", shape, device, bench.matmul_ceiling(device))
+    record = bench.Record("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
     record.facts |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
-    print(f"{shape}, {layers} layers on {record.facts['device']}: ceiling {record.ceiling / 1e12:.1f} TFLOP/s", flush=True)
+    ceilings = f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}"
+    print(f"{shape}, {layers} layers on {record.facts['device']}: {ceilings}", flush=True)
     for precision in ("bf16", "fp8") if args.precision == "both" else (args.precision,):
         target = load_target(None, taps=taps, device=device, precision=precision, random_shape=shape, fast=True)
         record.facts[f"kernels_{precision}"] = vars(target.kernels)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_ray.target.fused import Fused, Quantised
-from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp
+from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, RmsNorm
 from dflash_ray.target.mixers import Rows
 from dflash_ray.target.product import Product, Product8, Stream
 
@@ -98,7 +98,7 @@ class FastLayer:
         else:
             self.experts = layer.mlp
 
-    def normed(self, stream: Stream, norm, *, fp8: bool) -> torch.Tensor | Quantised:
+    def normed(self, stream: Stream, norm: RmsNorm, *, fp8: bool) -> torch.Tensor | Quantised:
         return self.fused.rms_norm(stream.x, norm.gain, norm.eps, add=stream.take_pending(), fp8=fp8)
 
     def __call__(self, stream: Stream, docs: Documents) -> None:
