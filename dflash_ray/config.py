@@ -58,6 +58,7 @@ class TargetConfig(Section):
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     layout: Literal["auto", "packed", "padded"] = Field("auto", description="how one batch is laid out in the target's forward pass")
+    require_fast_path: bool = Field(False, description="stop where a GPU target's kernels fail their self-test, instead of going on slower")
 
 
 class DraftConfig(Section):
