@@ -26,6 +26,7 @@ from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION
 START_LIMIT = 1800.0
 CALL_LIMIT = 3600.0  # one micro-step, step, snapshot or checkpoint write
 TOO_MANY_BAD_FEATURES = 3
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError)  # of the sender, on the way
 
 
 class Consumer:
@@ -136,30 +137,41 @@ class Consumer:
         while True:
             await run.until(lambda: (position := flow.to_stage()) is not None and position < run.end)
             position = flow.to_stage()
-            facts, tokens_ref = run.batches[position]
+            _, tokens_ref = run.batches[position]
             meta, payload_ref = run.features[position]
-            call = self.drafter.stage.remote(position, tokens_ref, meta, payload_ref)
-            try:
-                problem = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                if not isinstance(cause, ray.exceptions.ObjectLostError):
-                    raise RunFailed(f"drafter, stage: {first_line(cause_of(error))}") from None
-                problem = "the features were lost on the way"  # with the node that held them
+            told = {"layer_ids": meta["layer_ids"]}
+            call = self.drafter.stage.remote(position, tokens_ref, told, payload_ref)
             del payload_ref
-            if problem is None:
+            lost, slot = None, None
+            try:
+                problem, slot = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
+            except ray.exceptions.RayTaskError as error:
+                if not isinstance(error, LOST):
+                    raise RunFailed(f"drafter, stage: {first_line(cause_of(error))}") from None
+                lost = first_line(cause_of(error))
+            if slot is not None:
+                meta["handle"].release.remote(slot)
+            if run.features.get(position, (None,))[0] is not meta:
+                continue  # taken back while it was on the way
+            if lost is not None:
+                run.event("features_lost", f"batch {run.item(position).number} from {meta['target']}: {lost}", actor=meta["target"])
+                flow.unusable(position)
+            elif problem is None:
                 flow.staged(position)
                 self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
                 del run.features[position]
             else:
-                run.event("bad_features", f"batch {run.item(position).number} from {meta['target']}: {problem}", actor=meta["target"])
-                run.failures[position] = run.failures.get(position, 0) + 1
-                if run.failures[position] >= TOO_MANY_BAD_FEATURES:
-                    raise RunFailed(
-                        f"batch {run.item(position).number}: its features were unusable {TOO_MANY_BAD_FEATURES} times: {problem}"
-                    )
-                flow.unusable(position)
+                self._refuse(position, meta["target"], problem)
             self.pump()
+
+    def _refuse(self, position: int, target: str, problem: str) -> None:
+        """Features that are not what was asked for: computed again, but not for ever."""
+        run, number = self.run, self.run.item(position).number
+        run.event("bad_features", f"batch {number} from {target}: {problem}", actor=target)
+        run.failures[position] = run.failures.get(position, 0) + 1
+        if run.failures[position] >= TOO_MANY_BAD_FEATURES:
+            raise RunFailed(f"batch {number}: features unusable {TOO_MANY_BAD_FEATURES} times: {problem}")
+        run.flow.unusable(position)
 
     async def _walk(self, stager: asyncio.Task) -> None:
         run, flow = self.run, self.run.flow

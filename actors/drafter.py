@@ -13,9 +13,9 @@ import torch
 from dflash_ray.batch import Batch
 from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
 from dflash_ray.draft.trainer import FeatureError, Staged
-from dflash_ray.payload import Packed, unpack
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
+from dflash_ray.transport import Payload, Receiver
 
 
 @ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
@@ -24,6 +24,7 @@ class DrafterActor:
         self.spec = spec
         set_threads(spec.config.cpu.threads_per_actor)
         self.trainer = make_trainer(spec, total_steps)
+        self.receiver = Receiver(torch.device(spec.device))
         self._staged: dict[int, Staged] = {}
         self._sums: Counter[str] = Counter()
         self._snapshot: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
@@ -36,20 +37,19 @@ class DrafterActor:
         return facts()
 
     @ray.method(concurrency_group="stage")
-    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: dict[str, Packed]) -> str | None:
-        """Checks the features of `position` and copies them to the device. Returns what is wrong with them, or None."""
+    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> tuple[str | None, int | None]:
+        """Copies the features of `position` to the device and checks them. Returns what is wrong with them or None, and the sender's
+        slot that is free again or None."""
         set_threads(self.spec.config.cpu.threads_per_actor)
+        tensors, slot = self.receiver.receive(payload)
         if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
-            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
-        tensors = {name: unpack(packed) for name, packed in payload.items()}
-        teacher = None
-        if "teacher_rows" in tensors:
-            teacher = (tensors["teacher_positions"].numpy(), tensors["teacher_rows"])
+            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}", slot
+        teacher = (tensors["teacher_positions"].cpu().numpy(), tensors["teacher_rows"]) if "teacher_rows" in tensors else None
         try:
             self._staged[position] = self.trainer.stage(batch, tensors["features"], teacher)
         except FeatureError as error:
-            return str(error)
-        return None
+            return str(error), slot
+        return None, slot
 
     @ray.method(concurrency_group="train")
     def train(self, position: int) -> float:

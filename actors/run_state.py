@@ -52,6 +52,8 @@ async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
         raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s")
     try:
         return waiting.result()
+    except ray.exceptions.RayTaskError:
+        raise  # from inside the actor, which lives, even if what it tells of is another one's death
     except (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError) as error:
         raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
     except (ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError) as error:

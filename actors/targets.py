@@ -20,6 +20,7 @@ from actors.target import TargetActor
 from dflash_ray.restarts import RestartBudget
 
 START_LIMIT = 1800.0  # seconds to load the weights
+SEND_LIMIT = 600.0
 FIRST_BATCH_LIMIT = 1800.0  # kernels are compiled during the first batch
 
 
@@ -152,9 +153,10 @@ class TargetPool:
     async def _compute(self, target: Target, position: int) -> None:
         run, handle = self.run, target.handle
         facts, tokens_ref = run.batches[position]
-        meta_ref, payload_ref = handle.compute.remote(position, tokens_ref)
         try:
-            meta = await answer(meta_ref, target.name, f"batch {run.item(position).number}", self._limit(facts["tokens"]))
+            meta = await answer(
+                handle.compute.remote(position, tokens_ref), target.name, f"batch {run.item(position).number}", self._limit(facts["tokens"])
+            )
         except ActorLost as error:
             if target.handle is handle:
                 self._died(target, str(error))
@@ -177,11 +179,24 @@ class TargetPool:
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
         target.idle_since = run.now()
-        run.features[position] = ({**meta, "arrival": run.arrivals}, payload_ref)
+        sent_ref, payload_ref = handle.send.remote(position)
+        run.features[position] = ({**meta, "arrival": run.arrivals, "handle": handle}, payload_ref)
         run.arrivals += 1
-        if run.flow.computed(target.name, position, meta["seconds"]):
-            self._bury(target)
+        gone = run.flow.computed(target.name, position, meta["seconds"])
         self.pump()
+        try:
+            in_its_memory = await answer(sent_ref, target.name, "sending", SEND_LIMIT)
+        except (ActorLost, ray.exceptions.RayTaskError):
+            in_its_memory = True  # lost with it, or not made: staging finds out, and the batch is computed again
+        if in_its_memory:
+            await self._until_staged(position, handle)
+        if gone:
+            self._bury(target)
+
+    async def _until_staged(self, position: int, handle: Any) -> None:
+        """A target may leave only when nobody needs its memory any more."""
+        run = self.run
+        await run.until(lambda: position not in run.features or run.features[position][0]["handle"] is not handle)
 
     def _limit(self, tokens: int) -> float:
         """Seconds after which a batch is taken from its target: from measured speed once there is one."""

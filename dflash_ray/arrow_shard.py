@@ -29,38 +29,48 @@ class _Numbers:
     dtype: np.dtype
 
 
-class ArrowShard:
-    """`rows` rows of the Arrow file at `path`. `columns` names the ones that may be read; ValueError if one is missing or unreadable."""
+@dataclass(frozen=True)
+class _Lists:
+    """The lists of one record batch: row i is items offsets[i] : offsets[i + 1]."""
 
-    def __init__(self, path: Path, number_columns: Sequence[str], list_columns: Sequence[str], optional: Sequence[str] = ()):
+    offsets: _Numbers
+    items: _Numbers
+    valid: _Numbers | None  # one bit per item, 0 = null; None if no item can be
+
+
+class ArrowShard:
+    """`rows` rows of the Arrow file at `path`.
+
+    The columns named in `numbers` and `lists` can be read; those in `optional` may be missing (`has`). ValueError if the file is broken,
+    if another one is missing or if one does not hold whole numbers.
+    """
+
+    def __init__(self, path: Path, numbers: Sequence[str], lists: Sequence[str], optional: Sequence[str] = ()):
         self.path = path
         try:
             with open(path, "rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: mmap of an empty file
             raise ValueError(f"{path}: cannot be read: {error}") from None
+        self._map.madvise(mmap.MADV_RANDOM)  # else the kernel reads megabytes round each touched byte, in the end the whole file
         buffer = pa.py_buffer(self._map)
         self._base = buffer.address
         self._numbers: dict[str, list[_Numbers]] = {}
-        self._lists: dict[str, list[tuple[_Numbers, _Numbers]]] = {}
-        counts = []
+        self._lists: dict[str, list[_Lists]] = {}
+        counts = [0]
         try:
             for batch in _record_batches(path, buffer):
                 if batch.num_rows == 0:
                     continue
-                missing = [name for name in [*number_columns, *list_columns] if name not in batch.schema.names]
-                if required := [name for name in missing if name not in optional]:
-                    raise ValueError(f"{path}: no column {required[0]!r} (it has {', '.join(batch.schema.names)}); name it in data.columns")
-                for name in number_columns:
-                    if name not in missing:
-                        self._numbers.setdefault(name, []).append(self._locate_numbers(name, batch.column(name)))
-                for name in list_columns:
-                    if name not in missing:
-                        self._lists.setdefault(name, []).append(self._locate_list(name, batch.column(name)))
                 counts.append(batch.num_rows)
-        except (pa.ArrowException, OSError) as error:
+                self._check_names(batch.schema.names, [name for name in (*numbers, *lists) if name not in optional])
+                for name in set(numbers).intersection(batch.schema.names):
+                    self._numbers.setdefault(name, []).append(self._locate_numbers(name, batch))
+                for name in set(lists).intersection(batch.schema.names):
+                    self._lists.setdefault(name, []).append(self._locate_lists(name, batch))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not a whole Arrow file: {str(error).splitlines()[0]}") from None
-        self._first_row = np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))])
+        self._first_row = np.cumsum(np.array(counts, np.int64))
         self.rows = int(self._first_row[-1])
 
     def has(self, column: str) -> bool:
@@ -77,22 +87,21 @@ class ArrowShard:
 
     def list_lengths(self, column: str) -> np.ndarray:
         """int64 [rows]: items of every row, from the offsets alone."""
-        parts = [np.diff(self._offsets(offsets, values, 0, offsets.count - 1)) for offsets, values in self._lists.get(column, [])]
+        parts = [np.diff(self._offsets(piece, 0, piece.offsets.count - 1)) for piece in self._lists.get(column, [])]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def list_row(self, column: str, row: int) -> np.ndarray:
         """int64 items of one row (a copy)."""
         batch, local = self._place(row)
-        offsets, values = self._lists[column][batch]
-        start, stop = self._offsets(offsets, values, local, local + 1)
-        return self._read(values, int(start), int(stop))
+        piece = self._lists[column][batch]
+        return self._items(piece, self._offsets(piece, local, local + 1))
 
     def list_chunks(self, column: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (int64 offsets from 0, int64 items) of some rows after the other."""
-        for offsets, values in self._lists.get(column, []):
-            for first in range(0, offsets.count - 1, _ROWS_PER_CHUNK):
-                ends = self._offsets(offsets, values, first, min(first + _ROWS_PER_CHUNK, offsets.count - 1))
-                yield ends - ends[0], self._read(values, int(ends[0]), int(ends[-1]))
+        for piece in self._lists.get(column, []):
+            for first in range(0, piece.offsets.count - 1, _ROWS_PER_CHUNK):
+                offsets = self._offsets(piece, first, min(first + _ROWS_PER_CHUNK, piece.offsets.count - 1))
+                yield offsets - offsets[0], self._items(piece, offsets)
                 self.release()
 
     def release(self) -> None:
@@ -103,47 +112,80 @@ class ArrowShard:
         batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
         return batch, row - int(self._first_row[batch])
 
-    def _offsets(self, offsets: _Numbers, values: _Numbers, first: int, last: int) -> np.ndarray:
-        out = self._read(offsets, first, last + 1)
-        if out[0] < 0 or out[-1] > values.count or (np.diff(out) < 0).any():
+    def _offsets(self, piece: _Lists, first: int, last: int) -> np.ndarray:
+        out = self._read(piece.offsets, first, last + 1)
+        if out[0] < 0 or out[-1] > piece.items.count or (np.diff(out) < 0).any():
             raise ValueError(f"{self.path}: list offsets are damaged; make the data set again")
         return out
+
+    def _items(self, piece: _Lists, offsets: np.ndarray) -> np.ndarray:
+        start, stop = int(offsets[0]), int(offsets[-1])
+        if piece.valid is not None and not self._read(piece.valid, start, stop).all():
+            raise ValueError(f"{self.path}: a list holds an empty (null) item; drop that row")
+        return self._read(piece.items, start, stop)
 
     def _read(self, numbers: _Numbers, first: int, last: int) -> np.ndarray:
         """int64 copy of items first..last-1."""
         if numbers.dtype.kind == "b":
-            bits = np.frombuffer(self._map, np.uint8, (last + 7) // 8 - first // 8, numbers.start + first // 8)
-            out = np.unpackbits(bits, bitorder="little")[first % 8 :][: last - first].astype(np.int64)
-        else:
-            width = numbers.dtype.itemsize
-            out = np.frombuffer(self._map, numbers.dtype, last - first, numbers.start + first * width).astype(np.int64)
-        return out
+            bits = self._raw(np.dtype(np.uint8), numbers.start + first // 8, (last + 7) // 8 - first // 8)
+            return np.unpackbits(bits, bitorder="little")[first % 8 :][: last - first].astype(np.int64)
+        return self._raw(numbers.dtype, numbers.start + first * numbers.dtype.itemsize, last - first).astype(np.int64)
 
-    def _locate_list(self, name: str, array: pa.Array) -> tuple[_Numbers, _Numbers]:
+    def _raw(self, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if count:
+            self._map.madvise(mmap.MADV_WILLNEED, page, start + count * dtype.itemsize - page)  # one disk access instead of one per page
+        return np.frombuffer(self._map, dtype, count, start)
+
+    def _check_names(self, names: list[str], required: list[str]) -> None:
+        for name in required:
+            if name not in names:
+                raise ValueError(f"{self.path}: no column {name!r} among {names[:20]}; name it in data.columns")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.path}: two columns have one name, {names[:20]}")
+
+    # Lengths and null counts of arrays are as untrusted as the rest of a file, so only buffers, whose bounds are checked here, are used.
+
+    def _locate_numbers(self, name: str, batch: pa.RecordBatch) -> _Numbers:
+        array = batch.column(name)
+        valid, items = self._buffers(name, array, array.type, 2)
+        if valid is not None and not self._read(self._locate(name, valid, batch.num_rows, np.dtype(bool)), 0, batch.num_rows).all():
+            raise ValueError(f"{self.path}: column {name!r} has empty (null) rows; drop them")
+        return self._locate(name, items, batch.num_rows, np.dtype(array.type.to_pandas_dtype()))
+
+    def _locate_lists(self, name: str, batch: pa.RecordBatch) -> _Lists:
+        array = batch.column(name)
         if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
             raise ValueError(f"{self.path}: column {name!r} holds {array.type}, not lists of whole numbers")
-        self._refuse_nulls(name, array)
+        kind = array.type.value_type
+        valid, offsets, items_valid, items = self._buffers(name, array, kind, 4)
+        if valid is not None and not self._read(self._locate(name, valid, batch.num_rows, np.dtype(bool)), 0, batch.num_rows).all():
+            raise ValueError(f"{self.path}: column {name!r} has empty (null) rows; drop them")
         width = np.dtype(np.int32 if pa.types.is_list(array.type) else np.int64)
-        return self._locate_buffer(name, array.buffers()[1], len(array) + 1, width), self._locate_numbers(name, array.values)
+        dtype = np.dtype(kind.to_pandas_dtype())
+        count = 0 if items is None else items.size * 8 // (1 if dtype.kind == "b" else 8 * dtype.itemsize)
+        return _Lists(
+            self._locate(name, offsets, batch.num_rows + 1, width),
+            self._locate(name, items, count, dtype),
+            None if items_valid is None else self._locate(name, items_valid, items_valid.size * 8, np.dtype(bool)),
+        )
 
-    def _locate_numbers(self, name: str, array: pa.Array) -> _Numbers:
-        self._refuse_nulls(name, array)
-        if not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+    def _buffers(self, name: str, array: pa.Array, kind: pa.DataType, expected: int) -> list[pa.Buffer | None]:
+        if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
             raise ValueError(f"{self.path}: column {name!r} holds {array.type}, not whole numbers")
-        return self._locate_buffer(name, array.buffers()[1], len(array), np.dtype(array.type.to_pandas_dtype()))
+        buffers = array.buffers()
+        if len(buffers) != expected or array.offset != 0:
+            raise ValueError(f"{self.path}: column {name!r} is damaged; make the data set again")
+        return buffers
 
-    def _locate_buffer(self, name: str, buffer: pa.Buffer | None, count: int, dtype: np.dtype) -> _Numbers:
+    def _locate(self, name: str, buffer: pa.Buffer | None, count: int, dtype: np.dtype) -> _Numbers:
         if count == 0:
             return _Numbers(0, 0, dtype)
         needed = (count + 7) // 8 if dtype.kind == "b" else count * dtype.itemsize
         start = buffer.address - self._base if buffer is not None else -1
-        if not 0 <= start <= start + needed <= len(self._map) or buffer.size < needed:
+        if count < 0 or not 0 <= start <= start + needed <= len(self._map) or buffer.size < needed:
             raise ValueError(f"{self.path}: column {name!r} is compressed or damaged; write it again, uncompressed")
         return _Numbers(start, count, dtype)
-
-    def _refuse_nulls(self, name: str, array: pa.Array) -> None:
-        if array.null_count:
-            raise ValueError(f"{self.path}: column {name!r} has {array.null_count} empty (null) entries; drop them")
 
 
 def _record_batches(path: Path, buffer: pa.Buffer):

@@ -28,7 +28,10 @@ from pydantic import (
 def _numbers(value: Any) -> Any:
     """`0,770,8192` as typed on a command line becomes a list; everything else is left for pydantic to judge."""
     if isinstance(value, str) and value not in ("auto", ""):
-        return [int(part) for part in value.replace(" ", "").split(",")]
+        try:
+            return [int(part) for part in value.replace(" ", "").split(",")]
+        except ValueError:
+            raise ValueError(f"{value!r} is no list of whole numbers, for instance 0,770,8192") from None
     return value
 
 
@@ -55,6 +58,7 @@ class TargetConfig(Section):
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     layout: Literal["auto", "packed", "padded"] = Field("auto", description="how one batch is laid out in the target's forward pass")
+    require_fast_path: bool = Field(False, description="stop where a GPU target's kernels fail their self-test, instead of going on slower")
 
 
 class DraftConfig(Section):

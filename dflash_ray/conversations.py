@@ -29,14 +29,15 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-_THINK = re.compile(r"\s*(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
+_THINK = re.compile(r"\s*(<think>)?(.*?)</think>(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Message:
     role: str  # system | user | assistant | tool
     content: str
-    reasoning: str = ""  # assistant only: what stood in a think block
+    reasoning: str = ""  # assistant only: what stood in a think block, or beside the content
+    inline: str = ""  # assistant only: content with its think block, where it was written so; for templates that know no reasoning
     tool_calls: tuple[dict, ...] = ()  # assistant only: {"id"?, "type": "function", "function": {"name", "arguments": dict}}
     name: str = ""
     tool_call_id: str = ""
@@ -66,26 +67,31 @@ def parse_row(row: Any, columns: dict[str, str] | None = None) -> Conversation |
         return _tokenised(row)
     for name in ("conversations", "messages"):
         if row.get(name) is not None:
-            return parse_conversation(row[name], row.get("tools"))
+            return parse_conversation(row[name], row.get("tools"), row.get("system"))
     raise Refused("no_conversation", "the row has neither conversations, messages nor input_ids")
 
 
-def parse_conversation(messages: Any, tools: Any = None) -> Conversation:
+def parse_conversation(messages: Any, tools: Any = None, system: Any = None) -> Conversation:
+    """`system`: a system message written beside the messages, as ShareGPT rows have it."""
     messages = _decoded(messages, "conversations")
     if not isinstance(messages, list):
         raise Refused("bad_conversation", f"conversations is a {_type(messages)}; a list of messages is expected")
     if not messages:
         raise Refused("empty_conversation")
-    return Conversation(tuple(_message(message, index) for index, message in enumerate(messages)), _tools(tools))
+    parsed = tuple(_message(message, index) for index, message in enumerate(messages))
+    if system and parsed[0].role != "system":
+        parsed = (Message("system", _text(system, 0)), *parsed)
+    return Conversation(parsed, _tools(tools))
 
 
 def _tokenised(row: dict) -> Tokenised:
     ids, mask = row["input_ids"], row.get("loss_mask")
     if mask is None:
         raise Refused("no_loss_mask", "input_ids needs a loss_mask of the same length")
-    for name, values in (("input_ids", ids), ("loss_mask", mask)):
-        if not isinstance(values, list) or not all(type(value) is int for value in values):
-            raise Refused("bad_ids", f"{name} must be a list of whole numbers")
+    if not isinstance(ids, list) or not all(type(value) is int for value in ids):
+        raise Refused("bad_ids", "input_ids must be a list of whole numbers")
+    if not isinstance(mask, list) or not all(type(value) in (int, bool) for value in mask):
+        raise Refused("bad_loss_mask", "loss_mask must be a list of 0 and 1")
     if len(ids) != len(mask):
         raise Refused("length_mismatch", f"{len(ids)} input_ids, {len(mask)} loss_mask")
     if not set(mask) <= {0, 1}:
@@ -124,14 +130,21 @@ def _assistant(message: dict, content: Any, index: int) -> Message:
         if not tool_calls and reasoning is None and ids[0] is None:
             raise Refused("null_content", f"message {index} (assistant) has neither content nor tool calls")
         content = ""
-    text = _text(content, index)
-    if reasoning is None:
-        match = _THINK.match(text)
-        if match and "<think>" not in match[1]:
-            reasoning, text = match[1].strip("\n"), match[2].lstrip("\n")
-    else:
-        reasoning = _text(reasoning, index)
-    return Message("assistant", text, (reasoning or "").strip(), tool_calls, prompt_ids=ids[0], output_ids=ids[1])
+    text, inline, written = _split_reasoning(_text(content, index))
+    beside = _text(reasoning, index).strip() if reasoning is not None else ""
+    if beside and written and written != beside:
+        raise Refused("reasoning_twice", f"message {index} has reasoning beside its content and other reasoning in it")
+    if beside and not written:
+        inline = f"<think>\n{beside}\n</think>\n\n{text}"
+    return Message("assistant", text, beside or written, inline, tool_calls, prompt_ids=ids[0], output_ids=ids[1])
+
+
+def _split_reasoning(text: str) -> tuple[str, str, str]:
+    """(content without its think block, content with it, reasoning); a raw completion has only the closing tag, and gets the other."""
+    match = _THINK.match(text)
+    if match is None or "<think>" in match[2]:
+        return text, "", ""
+    return match[3].lstrip("\n"), text if match[1] else "<think>\n" + text.lstrip(), match[2].strip()
 
 
 def _answer_ids(message: dict, index: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
@@ -182,7 +195,7 @@ def _call(call: Any, index: int) -> dict:
     arguments = _decoded(arguments, "arguments")
     if not isinstance(arguments, dict):
         raise Refused("bad_tool_call", f"message {index}: arguments of {_short(function['name'])} are a {_type(arguments)}, not an object")
-    _text(json.dumps(call, ensure_ascii=False), index)
+    _text(json.dumps(call, ensure_ascii=False, default=str), index)
     made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **made} if isinstance(call.get("id"), str) else made
 
@@ -193,7 +206,7 @@ def _tools(tools: Any) -> tuple[dict, ...]:
         return ()
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refused("bad_tools", "tools must be a list of objects")
-    _text(json.dumps(tools, ensure_ascii=False), 0)
+    _text(json.dumps(tools, ensure_ascii=False, default=str), 0)
     return tuple(tools)
 
 
@@ -208,7 +221,7 @@ def _decoded(value: Any, name: str) -> Any:
 
 
 def _label(message: dict, key: str) -> str:
-    return message[key] if isinstance(message.get(key), str) else ""
+    return _text(message[key], 0) if isinstance(message.get(key), str) else ""
 
 
 def _type(value: Any) -> str:

@@ -149,6 +149,13 @@ def open_dataset(path: Path | str, split: str = "train", columns: dict[str, str]
 
 def _layout(path: Path) -> tuple[dict[str, list[Path]], dict[str, Any]]:
     """({split: shard paths in order}, manifest) of either kind of folder."""
+    try:
+        return _list_folder(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _list_folder(path: Path) -> tuple[dict[str, list[Path]], dict[str, Any]]:
     if not path.is_dir():
         raise ValueError(f"{path}: no such data set folder; make one with jobs.prepare_data (data.path)")
     if (path / "state.json").is_file():

@@ -31,27 +31,29 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
-_BATCH_ROWS, _BATCH_TOKENS, _SHARD_BYTES = 1024, 1 << 21, 1 << 30
+_BATCH_ROWS, _BATCH_TOKENS, SHARD_BYTES = 1024, 1 << 21, 1 << 30
 
 
 class DatasetWriter:
     """`with DatasetWriter(path) as writer: writer.add("train", ids, mask, source) ...; writer.finish(manifest)`.
 
-    Leaving the block without `finish` (an error, Ctrl-C) removes what was written. ValueError if `path` exists.
+    Leaving the block without `finish` (an error, Ctrl-C) removes what was written. ValueError if `path` exists. A shard that has reached
+    `shard_bytes` is closed and the next one begun.
     """
 
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str, shard_bytes: int = SHARD_BYTES):
         self.path = Path(path)
         if self.path.exists():
             raise ValueError(f"{self.path}: exists already; choose another folder or remove it")
         self._folder = self.path.parent / f".{self.path.name}.{uuid.uuid4().hex[:8]}.partial"
         self._folder.mkdir(parents=True)
+        self._shard_bytes = shard_bytes
         self._splits: dict[str, _SplitWriter] = {}
 
     def add(self, split: str, input_ids: Any, loss_mask: Any, source: str = "") -> int:
         """Appends one sample ([T] ids and [T] 0/1 mask, T >= 2) and returns its sample id. ValueError if it has no anchor candidate."""
         if split not in self._splits:
-            self._splits[split] = _SplitWriter(self._folder / split)
+            self._splits[split] = _SplitWriter(self._folder / split, self._shard_bytes)
         return self._splits[split].add(np.asarray(input_ids), np.asarray(loss_mask), source)
 
     def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +90,9 @@ def write_dataset(path: Path | str, splits: dict[str, Iterable[Any]], manifest: 
 
 
 class _SplitWriter:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, shard_bytes: int):
         folder.mkdir()
-        self._folder = folder
+        self._folder, self._shard_bytes = folder, shard_bytes
         self._rows: list[tuple[np.ndarray, np.ndarray, int, str]] = []
         self._row_tokens = 0
         self._file: BinaryIO | None = None
@@ -150,7 +152,7 @@ class _SplitWriter:
         ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
         self._rows, self._row_tokens = [], 0
-        if self._file.tell() >= _SHARD_BYTES:
+        if self._file.tell() >= self._shard_bytes:
             self._close_shard()
 
     def _close_shard(self) -> None:

@@ -69,10 +69,10 @@ def resolve_strategy(config: BatchingConfig, target_isolates_documents: bool) ->
 def refuse_over_budget(lengths: np.ndarray, config: BatchingConfig) -> None:
     over = np.flatnonzero(lengths > config.token_budget)
     if len(over):
-        longest = int(lengths[over].max())
+        others = f" (and {len(over) - 1:,} others are too long)" if len(over) > 1 else ""
         raise ValueError(
-            f"sample {over[0]} has {lengths[over[0]]} tokens and {len(over) - 1} others are over batching.token_budget "
-            f"{config.token_budget} too; raise batching.token_budget to {longest} or more, or prepare the data with a smaller --max-length"
+            f"sample {over[0]} has {lengths[over[0]]} tokens, over batching.token_budget {config.token_budget}{others}; raise "
+            f"batching.token_budget to {lengths[over].max()} or more, or prepare the data with a smaller --max-length"
         )
 
 

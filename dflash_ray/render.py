@@ -18,6 +18,7 @@ from dflash_ray.conversations import Conversation, Message, Tokenised
 from dflash_ray.rows import Refused
 from dflash_ray.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
 
+_TURNS_BEYOND = 8  # turns in a row past max_length after which the rest is not rendered: rendering all is quadratic in the turns
 _EMPTY_THINK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 
 
@@ -26,9 +27,8 @@ class Rendered:
     """What one row became. `samples`: (input_ids int32 [T], loss_mask uint8 [T])."""
 
     samples: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    refused_turns: list[Refused] = field(default_factory=list)
-    dropped: list[Refused] = field(default_factory=list)  # samples without an anchor candidate
     turns: int = 0  # assistant turns whose tokens are supervised
+    refused_turns: list[Refused] = field(default_factory=list)  # the others
     clipped: int = 0
     with_ids: int = 0  # turns that came with the target's own ids
     ids_differ: int = 0  # of those: turns whose text encodes to other ids
@@ -42,6 +42,10 @@ class _Turn:
     end: str
     tail: str  # written by the template after it
     literal: bool  # special tokens in the answer are ordinary text
+
+    @property
+    def text(self) -> str:
+        return self.prefix + self.answer + self.end
 
 
 class _Sample:
@@ -74,16 +78,21 @@ class Renderer:
             self._finish(out, np.asarray(row.input_ids, np.int32), np.asarray(row.loss_mask, np.uint8))
         else:
             self._conversation(row, out)
-        if not out.samples:
-            raise (out.dropped or out.refused_turns or [Refused("no_assistant_turn")])[0]
+            if not out.samples:
+                raise (out.refused_turns or [Refused("no_assistant_turn")])[0]
         return out
 
     def _conversation(self, conversation: Conversation, out: Rendered) -> None:
         messages = [self.template_message(message) for message in conversation.messages]
         tools = list(conversation.tools) or None
+        shrinks = any(message.reasoning for message in conversation.messages)  # a later prefix may be shorter than an earlier one
+        beyond = 0
         sample: _Sample | None = None
         for index, message in enumerate(conversation.messages):
             if message.role != "assistant":
+                continue
+            if beyond >= _TURNS_BEYOND and not shrinks:
+                out.refused_turns.append(self._too_long())
                 continue
             try:
                 turn = self._turn(conversation.messages[: index + 1], messages[: index + 1], tools)
@@ -96,6 +105,7 @@ class Renderer:
             if joined is not sample:
                 self._close(sample, out)
                 sample = joined
+            beyond = beyond + 1 if sample.spans[-1][0] >= self.max_length else 0
         self._close(sample, out)
 
     # ---- one turn as text
@@ -103,10 +113,10 @@ class Renderer:
     def template_message(self, message: Message) -> dict:
         made: dict = {"role": message.role, "content": message.content}
         if message.role == "assistant":
-            if "reasoning_content" in (self.tokenizer.template or ""):
+            if "reasoning_content" not in (self.tokenizer.template or ""):
+                made["content"] = message.inline or message.content
+            elif message.reasoning or "</think>" in message.content:  # given, even empty, it keeps the template from searching the content
                 made["reasoning_content"] = message.reasoning
-            elif message.reasoning:
-                made["content"] = f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
             if message.tool_calls:
                 made["tool_calls"] = list(message.tool_calls)
         for key in ("name", "tool_call_id"):
@@ -120,20 +130,13 @@ class Renderer:
         message = messages[-1]
         if len(messages) == 1:
             raise Refused("no_prompt", "nothing stands before this answer")
-        thinking = bool(message.reasoning)
         try:
-            full = self.tokenizer.render(rendered, tools, generation=False, thinking=thinking)
-            for mode in (thinking, not thinking):
-                prefix = self.tokenizer.render(rendered[:-1], tools, generation=True, thinking=mode)
-                if full.startswith(prefix):
-                    break
-            else:
-                raise Refused("prefix_mismatch", "the template writes the history of this turn differently once it is answered")
+            prefix, written = self._place(rendered[:-1], rendered[-1], tools, bool(message.reasoning))
         except TEMPLATE_ERRORS as error:
             if isinstance(error, Refused):
                 raise
             raise Refused(f"template_refused: {one_line(error)}") from None
-        ending = self.tokenizer.split_ending(full[len(prefix) :])
+        ending = self.tokenizer.split_ending(written)
         if ending is None:
             raise Refused("no_end_of_turn", "the template ends this answer with no special token")
         answer, end, tail = ending
@@ -148,6 +151,19 @@ class Renderer:
             raise Refused("special_token_in_answer", "the answer spells a special token that the template uses too")
         return _Turn(prefix, answer, end, tail, bool(spelled))
 
+    def _place(self, history: list[dict], answer: dict, tools: list[dict] | None, thinking: bool) -> tuple[str, str]:
+        """(history with the generation prompt, what the answer adds to it)."""
+        full = self.tokenizer.render([*history, answer], tools, generation=False, thinking=thinking)
+        for mode in (thinking, not thinking):
+            prefix = self.tokenizer.render(history, tools, generation=True, thinking=mode)
+            if full.startswith(prefix):
+                return prefix, full[len(prefix) :]
+        if history[-1]["role"] == "assistant":  # an answer after an answer: the template may place only the last of them as one
+            question = max((index for index, message in enumerate(history) if message["role"] != "assistant"), default=-1)
+            _, written = self._place(history[: question + 1], answer, tools, thinking)
+            return self.tokenizer.render(history, tools, generation=True, thinking=thinking), written
+        raise Refused("prefix_mismatch", "the template writes the history of this turn differently once it is answered")
+
     # ---- ids
 
     def _with_text(self, sample: _Sample | None, turn: _Turn, out: Rendered) -> _Sample:
@@ -159,7 +175,7 @@ class Renderer:
             sample.add(self._encode(turn.prefix, sample), False)
         sample.add(self._answer_ids(turn, self.max_length + 1 - len(sample.ids)), True)
         out.spelled_specials += turn.literal
-        self._mark_end(sample, turn)
+        sample.text, sample.tail = turn.text, self.tokenizer.encode(turn.tail, start=False)
         return sample
 
     def _with_ids(self, sample: _Sample | None, turn: _Turn | None, message: Message, out: Rendered) -> _Sample:
@@ -175,14 +191,8 @@ class Renderer:
         encoded = None if turn is None else self._answer_ids(turn, len(output) + 2)
         out.with_ids += 1
         out.ids_differ += encoded is None or (encoded != output and encoded[:-1] != output)
-        sample.text, sample.tail = None, []
-        if turn is not None:
-            self._mark_end(sample, turn)
+        sample.text, sample.tail = turn.text if turn else None, []
         return sample
-
-    def _mark_end(self, sample: _Sample, turn: _Turn) -> None:
-        sample.text = turn.prefix + turn.answer + turn.end
-        sample.tail = self.tokenizer.encode(turn.tail, start=False)
 
     def _encode(self, text: str, sample: _Sample) -> list[int]:
         room = self.max_length + 1 - len(sample.ids)
@@ -207,25 +217,27 @@ class Renderer:
         mask = np.zeros(len(ids), np.uint8)
         for start, stop in sample.spans:
             mask[start:stop] = 1
-        if mask.all():
-            out.dropped.append(Refused("all_supervised", "every token of the rendered conversation would be supervised"))
-        else:
-            kept = sum(start < self.max_length for start, _ in sample.spans)
-            out.refused_turns += [Refused("too_long", f"begins after {self.max_length} tokens")] * (len(sample.spans) - kept)
-            out.turns += kept if self._finish(out, ids, mask) else 0
+        try:
+            if mask.all():
+                raise Refused("all_supervised", "every token of a rendered conversation would be supervised")
+            self._finish(out, ids, mask)
+        except Refused as refusal:
+            out.refused_turns += [refusal] * len(sample.spans)
+            return
+        kept = sum(start < self.max_length for start, _ in sample.spans)
+        out.turns += kept
+        out.refused_turns += [self._too_long()] * (len(sample.spans) - kept)
 
-    def _finish(self, out: Rendered, ids: np.ndarray, mask: np.ndarray) -> bool:
-        """Adds the sample, cut to `max_length`, if an anchor can stand in it."""
+    def _finish(self, out: Rendered, ids: np.ndarray, mask: np.ndarray) -> None:
+        """Adds the sample, cut to `max_length`. `Refused` if no anchor can stand in it."""
         over = len(ids) > self.max_length
         ids, mask = ids[: self.max_length], mask[: self.max_length]
         if not (mask[1:] & mask[:-1]).any():
-            reason = (
-                Refused("too_long", f"no answer within {self.max_length} tokens")
-                if over
-                else Refused("no_anchor", "no two adjacent supervised tokens")
-            )
-            out.dropped.append(reason)
-            return False
+            if over:
+                raise self._too_long()
+            raise Refused("no_anchor", "no two adjacent supervised tokens")
         out.clipped += over
         out.samples.append((ids, mask))
-        return True
+
+    def _too_long(self) -> Refused:
+        return Refused("too_long", f"no answer within {self.max_length} tokens")

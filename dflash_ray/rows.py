@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,7 @@ class InputFile:
     name: str  # as the user would find it
     kind: str  # jsonl | json | parquet | arrow
     bytes: int
+    modified_ns: int
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,16 @@ def find_files(inputs: list[Path]) -> list[InputFile]:
         found = _files_under(path) if path.is_dir() else [(path, _kind(path) or "jsonl")]
         if not found:
             raise ValueError(f"--input {path}: no .jsonl, .json, .gz, .parquet or .arrow file in this folder")
-        files += [InputFile(part, str(part), kind, part.stat().st_size) for part, kind in found]
+        files += [_input_file(part, kind) for part, kind in found]
     return files
+
+
+def _input_file(path: Path, kind: str) -> InputFile:
+    try:
+        status = path.stat()
+    except OSError:  # a dangling link, for instance: reading it says so, and counts it
+        return InputFile(path, str(path), kind, 0, 0)
+    return InputFile(path, str(path), kind, status.st_size, status.st_mtime_ns)
 
 
 def read_chunks(files: list[InputFile]) -> Iterator[Chunk]:
@@ -134,15 +144,25 @@ def _kind(path: Path) -> str | None:
 
 
 def _files_under(folder: Path) -> list[tuple[Path, str]]:
-    """A folder saved by Hugging Face `datasets` holds descriptions beside its data: those are no rows."""
-    described = {"dataset_info.json", "state.json", "dataset_dict.json"}
+    """Readable files of a folder and the folders in it. Of a folder saved by Hugging Face `datasets` only what its state.json lists."""
     found = []
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        kind = None if hidden or not path.is_file() else _kind(path)
-        if kind and not (path.name in described and any(path.parent.rglob("*.arrow"))):
+        kind = None if hidden or path.is_dir() else _kind(path)
+        saved = _saved_files(path.parent)
+        if kind and (saved is None or path.name in saved) and path.name != "dataset_dict.json":
             found.append((path, kind))
     return found
+
+
+@lru_cache(maxsize=16)
+def _saved_files(folder: Path) -> set[str] | None:
+    """Names of the data files of a saved dataset; None for any other folder."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return {entry["filename"] for entry in state["_data_files"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _placed(chunk: Chunk, position: int) -> Chunk:
@@ -241,4 +261,6 @@ def _without_nulls(value: Any) -> Any:
     """Arrow has no missing keys, only nulls in their place; taking those out gives back the row as it was written."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        return [_without_nulls(item) for item in value]
+    return value

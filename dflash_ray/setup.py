@@ -90,6 +90,7 @@ def load_run_target(spec: RunSpec) -> FrozenTarget:
         teacher=spec.config.loss.needs_teacher,
         random_shape=target.shape if target.weights == "random" else None,
         seed=spec.config.run.seed,
+        require_fast=target.require_fast_path and spec.device == "cuda",
     )
 
 
@@ -128,6 +129,7 @@ def open_data(config: Config, split: str = "train") -> Dataset:
 def check_data(config: Config, facts: TargetFacts) -> None:
     """What a glance at the dataset can tell: readable, supervised, within the budget, made with the target's tokenizer."""
     from dflash_ray.plan import refuse_over_budget
+    from dflash_ray.tokenizer import check_same_tokenizer
 
     dataset = open_data(config)
     refuse_over_budget(dataset.lengths, config.batching)
@@ -136,6 +138,8 @@ def check_data(config: Config, facts: TargetFacts) -> None:
             f"data.path: {config.data.path} was made with a tokenizer of {dataset.manifest['vocab_size']} tokens, the target has "
             f"{facts.vocab_size}; prepare the data with the target's tokenizer"
         )
+    if config.target.path is not None:
+        check_same_tokenizer(dataset.manifest, config.target.path)
 
 
 def open_batches(spec: RunSpec) -> RunBatches:

@@ -212,6 +212,16 @@ class ChatTokenizer:
         }
 
 
+def check_same_tokenizer(manifest: dict, folder: Path | str) -> None:
+    """ValueError if the data set of `manifest` was made with another tokenizer than the one in `folder`; says nothing without a print."""
+    made_with = manifest.get("tokenizer")
+    if made_with is not None and made_with != (found := ChatTokenizer(folder).fingerprint()["tokenizer"]):
+        raise ValueError(
+            f"data.path was made with another tokenizer ({made_with}) than that of target.path {folder} ({found}); "
+            "prepare the data again with --tokenizer set to the target's folder"
+        )
+
+
 def one_line(error: BaseException) -> str:
     """The first line of an error's message, short enough for a report."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

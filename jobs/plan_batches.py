@@ -49,8 +49,10 @@ def read_lengths(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return dataset.lengths, dataset.anchor_candidates
     try:
         lengths = np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
-        raise ValueError(f"--lengths {path}: neither a .npy file nor a data set folder: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise ValueError(f"--lengths {path}: cannot be read: {error.strerror}") from None
+    except (ValueError, EOFError, SyntaxError):  # what numpy raises for a foreign, cut or pickled file
+        raise ValueError(f"--lengths {path}: neither a .npy file of whole numbers nor a data set folder") from None
     if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or lengths.dtype.kind not in "iu" or lengths.size == 0:
         found = f"{lengths.dtype} {list(lengths.shape)}" if isinstance(lengths, np.ndarray) else "an archive"
         raise ValueError(f"--lengths {path}: holds {found}; save one row of whole numbers, one length per sample")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 from dflash_ray.prepare import PrepareSettings, prepare
-from jobs.cli import run
+from dflash_ray.tokenizer import ChatTokenizer
+from jobs.cli import Arguments, require_absolute, run
 from jobs.prepare_report import Progress, print_report, show_samples
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.prepare_data", description=__doc__, allow_abbrev=False)
+    parser = Arguments(prog="python -m jobs.prepare_data", description=__doc__)
     parser.add_argument("--input", nargs="+", required=True, type=Path, action="extend", metavar="FILE|DIR")
     parser.add_argument("--tokenizer", required=True, type=Path, metavar="DIR", help="folder of the target's tokenizer")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="stop at the first bad row with exit code 2")
     parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
     args = parser.parse_args(argv)
+    for path in args.input:
+        require_absolute(input=path)
+    require_absolute(output=args.output, tokenizer=args.tokenizer, json=args.json, chat_template=args.chat_template)
     settings = PrepareSettings(
         inputs=tuple(args.input),
         tokenizer=args.tokenizer,
@@ -34,14 +37,26 @@ def main(argv: list[str]) -> int:
         chat_template=args.chat_template,
         validation=args.validation,
         strict=args.strict,
-        columns=dict(_pair(text) for text in args.columns),
+        columns=tuple(_pair(text) for text in args.columns),
     )
+    if args.num_workers < 1:
+        raise ValueError(f"--num-workers {args.num_workers}: at least 1 process prepares")
+    if args.json and not args.json.parent.is_dir():
+        raise ValueError(f"--json {args.json}: no folder {args.json.parent}")
+    tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
+    spread = None
+    if args.num_workers > 1:
+        from jobs.prepare_tasks import spread_over_tasks  # Ray is loaded only where it is used
+
+        spread = spread_over_tasks(settings, args.num_workers)
     with Progress() as progress:
-        report = prepare(settings, progress=progress)
+        report = prepare(settings, tokenizer, spread, progress)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print_report(report, settings)
-    show_samples(settings)
+    if not report["samples"]:
+        raise ValueError(f"none of {report['lines_read']} rows can be trained on; no data set was written")
+    show_samples(tokenizer, settings.output)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import rich.progress
 from rich.console import Console
 from rich.text import Text
 
+from dflash_ray.counts import Counts
 from dflash_ray.dataset import open_dataset
-from dflash_ray.prepare import Counts, PrepareSettings
+from dflash_ray.prepare import PrepareSettings
 from dflash_ray.tokenizer import ChatTokenizer
 
 _SHOWN_CHARACTERS = 400
@@ -31,13 +33,14 @@ class Progress:
         self._task = self._bar.add_task("", state="")
 
     def __enter__(self) -> Progress:
-        self._bar.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:  # stopping one that never started prints an empty line
+            self._bar.stop()
 
     def __call__(self, done: int, total: int, counts: Counts) -> None:
+        self._bar.start()
         state = f"{counts.lines_read:,} read, {counts.kept:,} kept, {counts.tokens:,} tokens"
         self._bar.update(self._task, completed=done, total=max(total, 1), state=state)
 
@@ -51,9 +54,10 @@ def print_report(report: dict[str, Any], settings: PrepareSettings) -> None:
         console.print(f"  {number:,} x {reason}")
         for place in report["examples"].get(reason, []):
             console.print(f"      {place}")
-    for title, reasons in (("turns left out of kept rows", "turns_skipped"), ("samples left out of kept rows", "samples_dropped")):
-        if report[reasons]:
-            console.print(f"{title}: " + ", ".join(f"{number:,} x {reason}" for reason, number in report[reasons].items()))
+    if report["turns_skipped"]:
+        console.print(
+            "turns left out of kept rows: " + ", ".join(f"{number:,} x {reason}" for reason, number in report["turns_skipped"].items())
+        )
     console.print(
         f"{report['samples']:,} samples, {report['tokens']:,} tokens, "
         f"{report['supervised_tokens']:,} supervised in {report['turns']:,} turns, "
@@ -68,16 +72,18 @@ def print_report(report: dict[str, Any], settings: PrepareSettings) -> None:
             "If they are raw completions, remove the special tokens from their text"
         )
     console.print("samples by length: " + ", ".join(f"<= {edge}: {number:,}" for edge, number in report["length_histogram"].items()))
-    console.print(", ".join(f"{name} {split['samples']:,} samples" for name, split in report["splits"].items()) + f" in {settings.output}")
+    if report["samples"]:
+        splits = ", ".join(f"{name} {split['samples']:,} samples" for name, split in report["splits"].items())
+        console.print(f"{splits} in {settings.output}")
     if report["tokens_per_second"]:
-        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s")
+        peak = report["peak_memory_bytes"] / 2**20
+        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s, at most {peak:,.0f} MiB of memory")
 
 
-def show_samples(settings: PrepareSettings, number: int = 3) -> None:
+def show_samples(tokenizer: ChatTokenizer, path: Path, number: int = 3) -> None:
     """The first, middle and last training sample; what is supervised is green, and in brackets where there is no colour."""
     console = Console(highlight=False, soft_wrap=True)
-    tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
-    data = open_dataset(settings.output)
+    data = open_dataset(path)
     for row in sorted(set(np.linspace(0, len(data) - 1, number).astype(int).tolist())):
         sample = data.read([row])[0]
         console.print(f"--- sample {row}: {len(sample.input_ids):,} tokens, {int(sample.loss_mask.sum()):,} supervised", markup=False)

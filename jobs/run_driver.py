@@ -25,10 +25,8 @@ from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, re
 from dflash_ray.config import Config
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec, check_data, resolve
-from jobs.cli import Stopped
+from jobs.cli import Stopped, under_job_submit
 from jobs.progress import Progress
-
-JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
 
 
 @dataclass
@@ -36,10 +34,6 @@ class RunPlan:
     spec: RunSpec
     folder: RunFolder
     resume: Path | None
-
-
-def under_job_submit() -> bool:
-    return JOB_MARK in os.environ
 
 
 def run_dir(config: Config) -> Path:
@@ -56,7 +50,7 @@ def prepare(config: Config) -> RunPlan:
     resume = _find_resume(config, folder)
     # the target and the data are looked at before Ray starts: a wrong path is answered at once
     check_data(config, resolve(config, device="cpu", run_dir=folder.path).facts)
-    _connect()
+    connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
     if gpus and wanted > gpus:
@@ -101,8 +95,8 @@ def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
     return checkpoint
 
 
-def _connect() -> None:
-    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this run alone."""
+def connect() -> None:
+    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone."""
     if ray.is_initialized():
         return
     if under_job_submit() or os.environ.get("RAY_ADDRESS"):

@@ -6,10 +6,28 @@ import torch
 from dflash_ray.batch import Batch
 from dflash_ray.config import load_config, merge
 from dflash_ray.draft.model import DraftModel, initialise
-from dflash_ray.draft.shape import FULL, DraftShape
+from dflash_ray.draft.shape import FULL, SLIDING, DraftShape
 from dflash_ray.draft.trainer import DraftTrainer
 
 VOCAB = 23
+QWEN = DraftShape(
+    hidden=5120,
+    vocab=248320,
+    intermediate=17408,
+    num_layers=5,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    layer_types=(SLIDING,) * 4 + (FULL,),
+    sliding_window=2048,
+    block_size=16,
+    mask_token_id=248070,
+    target_layer_ids=(1, 16, 31, 46, 61),
+    num_target_layers=64,
+    rope_theta=1e7,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=262144,
+)
 
 
 def small_shape(**changes) -> DraftShape:

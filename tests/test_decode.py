@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -200,3 +205,19 @@ def test_rollback_of_rows_that_keep_different_counts(calm_target):
     fresh.prefill([prompt + block[:kept] for prompt, block, kept in zip(prompts, blocks, [2, BLOCK, 1], strict=True)])
     for ours, theirs in zip(state_tensors(rolled), state_tensors(fresh), strict=True):
         assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="flash-linear-attention is not installed")
+def test_a_hybrid_target_runs_on_a_cpu_where_transformers_has_bound_fla(tmp_path):
+    """In a fresh process, in which nobody has put transformers' plain functions back."""
+    save_target("qwen3_5", tmp_path, layers=4)
+    code = (
+        "import sys; from dflash_ray.target.load import load_target; from dflash_ray.decode.plain import plain_greedy\n"
+        f"target = load_target({str(tmp_path)!r}, taps=None, device='cpu', with_head=True)\n"
+        "assert 'fla' in sys.modules, 'transformers no longer binds it'\n"
+        "print(plain_greedy(target, [5, 6, 7], 4, []))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 4
+    assert "Triton" not in done.stderr

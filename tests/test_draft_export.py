@@ -10,27 +10,8 @@ from transformers import Qwen3Config
 from dflash_ray.config import load_config
 from dflash_ray.draft.card import model_card
 from dflash_ray.draft.export import export_config, export_drafter, load_drafter, read_shape
-from dflash_ray.draft.shape import FULL, SLIDING, DraftShape
-from tests.draft_cases import features_for, random, small_batch, small_model, small_shape, small_trainer
-
-QWEN = DraftShape(
-    hidden=5120,
-    vocab=248320,
-    intermediate=17408,
-    num_layers=5,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    layer_types=(SLIDING,) * 4 + (FULL,),
-    sliding_window=2048,
-    block_size=16,
-    mask_token_id=248070,
-    target_layer_ids=(1, 16, 31, 46, 61),
-    num_target_layers=64,
-    rope_theta=1e7,
-    rms_norm_eps=1e-6,
-    max_position_embeddings=262144,
-)
+from dflash_ray.draft.shape import FULL, SLIDING
+from tests.draft_cases import QWEN, features_for, random, small_batch, small_model, small_shape, small_trainer
 
 
 @pytest.fixture

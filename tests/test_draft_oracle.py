@@ -1,5 +1,7 @@
 """The training forward equals a server that runs block by block and slot by slot; so do losses and their gradients."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from dflash_ray.draft.labels import Labels
 from dflash_ray.draft.loss import ANCHORS, WEIGHT, block_losses
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.shape import FULL, SLIDING
-from tests.draft_cases import VOCAB, random, small_batch, small_model, small_shape
+from tests.draft_cases import VOCAB, features_for, random, small_batch, small_model, small_shape, small_trainer
 from tests.draft_oracle import all_outputs, losses
 
 
@@ -103,3 +105,29 @@ def test_losses_and_parameter_gradients_equal_the_loops(weights, kinds):
     expected.backward()
     for (name, parameter), gradient in zip(slow.named_parameters(), ours, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("weights", MIXTURES, ids=lambda weights: "+".join(weights))
+def test_the_gradient_that_the_optimizer_sees_is_that_of_the_loops(weights):
+    """Through the trainer in float32, from two batches to AdamW's first momentum."""
+    shape = small_shape(layer_types=(SLIDING,), num_layers=1, sliding_window=3)
+    trainer = small_trainer(shape, loss={"gamma": 2.5} | weights, optimizer={"clip": 1e9})
+    config, slow = trainer.config.loss, small_model(shape)
+    trainer.model.load_state_dict(slow.state_dict())
+    total = dict.fromkeys(("ce", "dpace", "kl", "tv", WEIGHT, ANCHORS), 0.0)
+    for number, batch in enumerate([small_batch((6, 5), (0, 2, 3, 9), unsupervised=(4, 8)), small_batch((7,), (4, 5), seed=2)]):
+        features, teacher = features_for(batch, shape, number), random(batch.tokens, shape.hidden, seed=20 + number)
+        rows = (np.arange(batch.tokens), teacher.float()) if config.needs_teacher else None
+        trainer.micro_step(batch, features, rows)
+        outputs = all_outputs(dict(slow.named_parameters()), shape, batch, features.double(), trainer.embed.double())
+        loops = losses(outputs, batch, shape.block_size, trainer.head.double(), 2.5, config.alpha, teacher if rows else None)
+        total = {name: total[name] + loops[name] for name in total}
+    expected = sum(getattr(config, name) * total[name] for name in ("ce", "kl", "tv")) / total[WEIGHT]
+    (expected + config.dpace * total["dpace"] / total[ANCHORS]).backward()
+    report = trainer.optimizer_step(0)
+    gradients = {name: parameter.grad for name, parameter in slow.named_parameters()}
+    assert report["grad_norm"] == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in gradients.values())), rel=1e-4)
+    first = 1 - trainer.config.optimizer.betas[0]
+    state = trainer.state_dict()[0]
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(state[f"optimizer.exp_avg.{name}"].double() / first, gradient, rtol=1e-3, atol=1e-5)

@@ -101,6 +101,10 @@ def test_a_shape_that_no_server_runs_cannot_exist(changes, says):
         small_shape(**changes)
 
 
+def test_a_window_without_a_sliding_layer_is_none():
+    assert small_shape(sliding_window=7).sliding_window is None
+
+
 def test_a_shape_survives_json():
     shape = small_shape(layer_types=(SLIDING, FULL), sliding_window=3)
     assert DraftShape(**shape.as_dict()) == shape

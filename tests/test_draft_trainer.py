@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from dflash_ray.batch import Batch
+from dflash_ray.config import load_config
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.memory import memory_estimate
 from dflash_ray.draft.shape import FULL, SLIDING
 from dflash_ray.draft.trainer import Diverged, FeatureError, check_features, compute_dtype
-from tests.draft_cases import VOCAB, features_for, random, small_batch, small_shape, small_trainer
+from tests.draft_cases import QWEN, VOCAB, features_for, random, small_batch, small_shape, small_trainer
 
 RECIPES = [
     {},
@@ -115,6 +116,15 @@ def test_a_step_without_any_label_changes_nothing_and_counts():
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert trainer.step == 1 and trainer.skipped == {"no_label": 1, "non_finite": 0}
     assert trainer.optimizer_step(1)["skipped"] == "no_label"  # no batch at all: every one was set aside
+
+
+def test_an_anchor_without_any_context_trains():
+    """At the first token of a document nothing of the target's features is visible; every parameter still has a gradient."""
+    for kinds in ((FULL, FULL), (SLIDING, SLIDING)):
+        trainer = small_trainer(small_shape(layer_types=kinds, sliding_window=3))
+        batch = small_batch((5,), (0,))
+        trainer.micro_step(batch, features_for(batch, trainer.shape))
+        assert trainer.optimizer_step(0)["skipped"] is None
 
 
 def test_a_step_with_a_non_finite_gradient_is_skipped_and_a_row_of_them_stops_the_run():
@@ -250,6 +260,11 @@ def test_norm_weights_move_within_50_steps():
             assert (tensor != 1.0).all(), name
 
 
+def test_half_precision_is_refused():
+    with pytest.raises(ValueError, match="train.precision"):
+        load_config(overrides={"train": {"precision": "float16"}})
+
+
 def test_precision():
     assert compute_dtype("auto", torch.device("cpu")) == torch.float32
     assert compute_dtype("auto", torch.device("cuda")) == torch.bfloat16
@@ -294,6 +309,15 @@ def test_memory_arithmetic_equals_what_the_trainer_holds():
         assert estimate["embedding and head"].bytes == trainer.embed.nbytes + trainer.head.nbytes
         if trainer.averaged is not None:
             assert estimate["averaged weights"].bytes == held["averaged"]
+
+
+def test_memory_of_the_qwen_drafter():
+    """Float32 masters and two moments: 1.730 B x 12 B = 20.8 GB."""
+    config = load_config()
+    estimate = memory_estimate(QWEN, config, 16384, 381)
+    assert estimate["master weights"].bytes + estimate["optimizer"].bytes == 12 * 1_730_213_120
+    assert estimate["features"].bytes == 2 * 838_860_800
+    assert estimate["master weights"].arithmetic == "1.730 B parameters x 4 B"
 
 
 def test_memory_arithmetic_of_activations_is_near_what_autograd_keeps():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_ray.decode.place import Place, attend
-from dflash_ray.target.layers import Attention, GatedDeltaNet, RmsNorm, Rotation
+from dflash_ray.target.layers import Attention, GatedDeltaNet, Rotation
 from dflash_ray.target.mixers import Mixers, Rows, conv_valid, delta_chunk, delta_heads, delta_state, delta_step
 from dflash_ray.target.model import FrozenTarget
 
@@ -109,13 +109,12 @@ class TargetState:
     """
 
     def __init__(self, target: FrozenTarget, batch: int, capacity: int) -> None:
-        assert target.head is not None and target.final_norm is not None, "decoding needs a target loaded with with_head=True"
+        assert target.head is not None, "decoding needs a target loaded with with_head=True"
         self.target, self.batch, self.capacity = target, batch, capacity
         self.lengths = [0] * batch
         self.processed = 0
         self._new = 0
         self._cos, self._sin = target.rotary_table(capacity)
-        self._norm = RmsNorm(target.final_norm, target.facts.rms_norm_eps)
         self._caches = [
             AttentionCache(layer.mixer, batch, capacity, target.embedding)
             if isinstance(layer.mixer, Attention)
@@ -175,4 +174,4 @@ class TargetState:
         self._new = 0
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self._norm(x), self.target.head)
+        return F.linear(self.target.decode_norm(x), self.target.head)

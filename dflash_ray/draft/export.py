@@ -103,7 +103,7 @@ def read_shape(folder: Path) -> DraftShape:
         block_size=need("block_size", "whole number", dflash, config),
         mask_token_id=need("mask_token_id", "whole number", dflash, config),
         target_layer_ids=tuple(need("target_layer_ids", "list of whole numbers", dflash, config)),
-        num_target_layers=need("num_target_layers", "whole number"),
+        num_target_layers=need("num_target_layers", "whole number", config, dflash),
         rope_theta=float(need("rope_theta", "number", config, config.get("rope_parameters"), config.get("rope_scaling"))),
         rms_norm_eps=need("rms_norm_eps", "number"),
         max_position_embeddings=need("max_position_embeddings", "whole number"),

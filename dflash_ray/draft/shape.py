@@ -51,6 +51,8 @@ class DraftShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
         object.__setattr__(self, "target_layer_ids", tuple(self.target_layer_ids))
+        if SLIDING not in self.layer_types:
+            object.__setattr__(self, "sliding_window", None)  # nothing uses it, so two shapes that differ in it alone are equal
         for name in ("hidden", "vocab", "intermediate", "num_layers", "heads", "kv_heads", "head_dim", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"draft: {name} is {getattr(self, name)}; it must be at least 1")

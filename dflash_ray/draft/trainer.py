@@ -16,7 +16,6 @@ micro-step waits for the device once, for its sums, when its backward pass is qu
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from dflash_ray.batch import Batch
 from dflash_ray.config import Config
-from dflash_ray.draft.arrival import FeatureError, PinnedCopy, Staged, check_features
+from dflash_ray.draft.arrival import FeatureError, Staged, check_features
 from dflash_ray.draft.export import read_shape, read_tensors
 from dflash_ray.draft.fused import FusedPass, GradientSums, fused_covers
 from dflash_ray.draft.labels import Labels, decay_gamma
@@ -84,7 +83,6 @@ class DraftTrainer:
         self.fused = FusedPass(self.model, self.dtype) if fused else None
         self.optimizer = Optimizer(self.model.named_parameters(), config.optimizer, self.fused.copies if self.fused else None)
         self._staging = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._copy = PinnedCopy(self.device)
         self.step = 0  # the optimizer step that is being accumulated
         self.updates = 0  # steps that changed weights
         self.skipped = {"no_label": 0, "non_finite": 0}
@@ -97,23 +95,25 @@ class DraftTrainer:
         self._divisors = {"weight": 0.0, "anchors": 0.0}
 
     def stage(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> Staged:
-        """Copies a batch to the device and checks it there; may run in another thread than training. FeatureError if it is not what the
-        batch asks for. Waits for this batch's copy alone."""
-        with torch.cuda.stream(self._staging) if self._staging is not None else nullcontext():
-            features = self._copy(features)
-            check_features(batch, features, self.shape, self._zero_tokens)
-            labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
-            blocks = Blocks.of(batch, self.shape.block_size, self.device)
-            rows = self._teacher_rows(teacher, labels) if labels.count else None
-            ready = None
-            if self._staging is not None:
-                ready = torch.cuda.Event()
-                ready.record()
-        return Staged(batch, features, labels, blocks, rows, ready)
+        """Brings a batch to the device and checks it there; may run in another thread than training. `features` and `teacher` must be
+        complete. FeatureError if they are not what the batch asks for. Waits for this batch's work on the device and for nothing else."""
+        if self._staging is None:
+            return self._stage(batch, features, teacher)
+        with torch.cuda.stream(self._staging):
+            staged = self._stage(batch, features, teacher)
+        self._staging.synchronize()
+        return staged
+
+    def _stage(self, batch: Batch, features: Tensor, teacher: Teacher | None) -> Staged:
+        features = features.to(self.device, non_blocking=True)
+        check_features(batch, features, self.shape, self._zero_tokens)
+        labels = Labels.of(batch, self.shape.block_size, self.gamma, self.device)
+        blocks = Blocks.of(batch, self.shape.block_size, self.device)
+        return Staged(batch, features, labels, blocks, self._teacher_rows(teacher, labels) if labels.count else None)
 
     def micro_step(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Adds the gradients of one batch; features [T, L*H]. Returns sums that add up over batches, for `step_metrics`."""
-        return self.train_staged(self.stage(batch, features, teacher))
+        return self.train_staged(self._stage(batch, features, teacher))
 
     def train_staged(self, staged: Staged) -> dict[str, float]:
         """`micro_step` on a batch that is on the device already."""
@@ -214,7 +214,7 @@ class DraftTrainer:
 
     def evaluate(self, batch: Batch, features: Tensor, teacher: Teacher | None = None) -> dict[str, float]:
         """Sums of a batch without noise and without gradients, from the averaged weights where `train.ema` is set."""
-        return self.evaluate_staged(self.stage(batch, features, teacher))
+        return self.evaluate_staged(self._stage(batch, features, teacher))
 
     @torch.no_grad()
     def evaluate_staged(self, staged: Staged) -> dict[str, float]:

@@ -1,0 +1,85 @@
+"""Training and serving agree: a drafter that has learnt four answers by heart is accepted almost whole when it is served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_ray.batch import Batch
+from dflash_ray.config import validate
+from dflash_ray.decode.drafter import ServedDrafter
+from dflash_ray.decode.plain import plain_greedy
+from dflash_ray.decode.speculative import served_tau, speculative
+from dflash_ray.draft.export import export_drafter, load_drafter
+from dflash_ray.draft.shape import resolve_shape
+from dflash_ray.draft.trainer import DraftTrainer
+from dflash_ray.target.load import load_target
+from tests.test_decode import prompts_of
+from tests.tiny_targets import VOCAB, save_target
+
+BLOCK = 6
+ANSWER = 64
+
+
+def batch_of(prompts: list[list[int]], answers: list[list[int]]) -> Batch:
+    """One packed batch with an anchor at every position that has an answer token after it."""
+    documents = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype(np.int32)
+    mask = np.concatenate([[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)])
+    anchors = np.flatnonzero(mask[:-1] & mask[1:])  # two answer tokens in a row; a prompt stands between answers
+    return Batch(
+        number=0,
+        epoch=0,
+        sample_ids=np.arange(len(prompts)),
+        input_ids=np.concatenate(documents).astype(np.int32),
+        cu_seqlens=bounds,
+        loss_mask=mask.astype(np.uint8),
+        anchors=anchors.astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
+    save_target(family, tmp_path / "target", layers=4, varied=True)
+    target = load_target(tmp_path / "target", taps=[0, 2], device="cpu", with_head=True)
+    prompts = prompts_of(5, 9, 14, 20)
+    answers = [plain_greedy(target, prompt, ANSWER, []) for prompt in prompts]
+    assert all(len(set(answer)) >= 20 for answer in answers)
+    steps = 150
+    config = validate(
+        {
+            "draft": {
+                "block_size": BLOCK,
+                "num_layers": 2,
+                "target_layer_ids": [0, 2],
+                "mask_token_id": VOCAB - 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "intermediate_size": 96,
+            },
+            "optimizer": {"name": "muon", "lr": 3e-3},
+        }
+    )
+    shape = resolve_shape(config.draft, target.facts)
+    trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", steps)
+    batch = batch_of(prompts, answers)
+    features = target.features(batch)
+    for step in range(steps):
+        trainer.micro_step(batch, features)
+        trainer.optimizer_step(step)
+    export_drafter(trainer.model.state_dict(), shape, tmp_path / "drafter")
+    drafter = ServedDrafter(load_drafter(tmp_path / "drafter", target.embedding, target.head)[0], target.embedding, target.head)
+    served = speculative(target, drafter, prompts, max_new_tokens=ANSWER, stop_ids=[])
+    assert [answer.tokens for answer in served] == answers
+    assert served_tau(served) >= 0.8 * BLOCK
+    for stop in set(answers[0][: 3 * BLOCK]):  # wherever in a block it stands, nothing after it belongs to the answer or to tau
+        end = answers[0].index(stop) + 1
+        [stopped] = speculative(target, drafter, prompts[:1], max_new_tokens=ANSWER, stop_ids=[stop])
+        assert stopped.tokens == answers[0][:end] == plain_greedy(target, prompts[0], ANSWER, [stop])
+        assert sum(len(one.produced) for one in stopped.passes) == end - 1
+    strangers = prompts_of(8, 11, seed=99)
+    with torch.inference_mode():
+        unknown = speculative(target, drafter, strangers, max_new_tokens=ANSWER, stop_ids=[])
+    assert [answer.tokens for answer in unknown] == [plain_greedy(target, prompt, ANSWER, []) for prompt in strangers]
