@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dflash_ray.config import LossConfig
 from dflash_ray.draft.labels import Labels, dpace_weights
+from dflash_ray.draft.reading import Reading
 
 WEIGHT, ANCHORS = "weight", "anchors"  # the two divisors, names of sums
 
@@ -103,21 +104,12 @@ class Losses:
     def __init__(self, gradients: dict[str, Tensor], counts: dict[str, float], totals: dict[str, Tensor]) -> None:
         self.gradients = gradients
         self._counts, self._names = counts, list(totals)
-        values = torch.stack([value.double() for value in totals.values()])
-        self._copied = None
-        if values.is_cuda:
-            # into pinned memory, so that whoever reads waits for the head and not for a backward pass queued behind it
-            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        self._values = values
+        self._reading = Reading(torch.stack([value.double() for value in totals.values()]))
 
     @property
     def sums(self) -> dict[str, float]:
         """Waits for the device: read it after everything else is queued."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._counts | dict(zip(self._names, self._values.tolist(), strict=True))
+        return self._counts | dict(zip(self._names, self._reading.read(), strict=True))
 
 
 def block_losses(

@@ -207,8 +207,10 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 def initialise(model: DraftModel, seed: int, std: float = 0.02) -> None:
     """Normal(0, std) matrices and unit norms from `seed` alone: the same on every device and in every order of construction."""
 
+    inference = torch.is_inference_mode_enabled()  # a mode is its thread's own
+
     def fill(number: int, parameter: nn.Parameter) -> None:
-        with torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad():
             if parameter.dim() == 2:
                 parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=torch_generator("init", seed, number)))
             else:

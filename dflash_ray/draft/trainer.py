@@ -35,6 +35,7 @@ from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.noise import add_noise
 from dflash_ray.draft.optim import Optimizer
+from dflash_ray.draft.reading import Reading
 from dflash_ray.draft.schedule import noise_std, rate_factor
 from dflash_ray.draft.shape import DraftShape
 
@@ -186,8 +187,9 @@ class DraftTrainer:
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.optimizer.one_pass:
             norm = norm * scale
+            reading = Reading(norm)
             self.optimizer.step_in_one_pass(gradients, scale, norm, factor, self.updates + 1)
-            return float(norm)
+            return reading.read()
         norm = float(norm) * scale
         if math.isfinite(norm):
             torch._foreach_mul_(gradients, scale * min(1.0, self.config.optimizer.clip / (norm + 1e-12)))

@@ -1,0 +1,28 @@
+"""Numbers on their way from the device to the host.
+
+`tensor.tolist()` waits for everything queued so far, and the device then idles until the host has queued more. A `Reading` is started when
+its numbers are made and read when the work behind them is queued; it waits for its numbers alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Reading:
+    """Copies `numbers` (any shape) to the host, behind what the current stream has to do."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._arrived = numbers, None
+        if numbers.is_cuda:
+            # only into pinned memory is a copy not waited for
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> list[float] | float:
+        """The numbers, as `tolist` gives them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._numbers.tolist()
