@@ -36,6 +36,7 @@ def _numbers(value: Any) -> Any:
 
 
 IntList = Annotated[list[int], BeforeValidator(_numbers)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 AutoIntList = Annotated[Literal["auto"] | list[int], BeforeValidator(_numbers)]
 
 
@@ -45,7 +46,7 @@ class Section(BaseModel):
 
 class RunConfig(Section):
     name: str = Field("dflash", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of the run, its folder and its actors")
-    dir: Path | None = Field(None, description="run folder; default runs/NAME, or ~/dflash_ray/runs/NAME under `ray job submit`")
+    dir: UserPath | None = Field(None, description="run folder; default runs/NAME, or ~/dflash_ray/runs/NAME under `ray job submit`")
     seed: int = Field(0, ge=0, lt=2**31)
     max_steps: int | None = Field(None, ge=1, description="stop after this many optimizer steps; never changes the schedule")
     resume: str = Field("never", description="never, auto (newest whole checkpoint of the run folder) or a checkpoint folder")
@@ -53,7 +54,7 @@ class RunConfig(Section):
 
 
 class TargetConfig(Section):
-    path: Path | None = Field(None, description="Hugging Face folder of the frozen target")
+    path: UserPath | None = Field(None, description="Hugging Face folder of the frozen target")
     shape: str | None = Field(None, description="a known shape (qwen3.6-27b): explains or benchmarks a run without a folder")
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
@@ -71,7 +72,8 @@ class DraftConfig(Section):
     num_key_value_heads: int | None = Field(None, ge=1, description="default a quarter of the heads, rounded to a divisor")
     head_dim: int | None = Field(None, ge=2, description="default 128 (64 below hidden 2,048)")
     intermediate_size: int | None = Field(None, ge=1, description="default the target's")
-    target_layer_ids: AutoIntList = Field("auto", description="taps: target layers whose output is read; auto: num_taps of them by rule")
+    target_layer_ids: UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+AutoIntList = Field("auto", description="taps: target layers whose output is read; auto: num_taps of them by rule")
     num_taps: int = Field(5, ge=1, le=64, description="how many taps `target_layer_ids: auto` picks")
     mask_token_id: int | None = Field(None, ge=0, description="fills slots 1..K-1; default: the target tokenizer's mask token")
 
@@ -85,7 +87,7 @@ class DraftConfig(Section):
 
 
 class DataConfig(Section):
-    path: Path | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
+    path: UserPath | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
     columns: dict[str, str] = Field(default_factory=dict, description="our column name -> the folder's column name")
     samples: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: how many samples")
     tokens: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: tokens of one epoch")
@@ -98,7 +100,8 @@ class BatchingConfig(Section):
     token_budget: int = Field(16384, ge=1, description="most tokens a target allocates for one batch, padding included")
     max_rows: int = Field(64, ge=1, description="most documents per batch of the padded strategies")
     buckets: int = Field(6, ge=1, le=64)
-    edges: AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
+    edges: UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
     lookahead: int = Field(1024, ge=2, description="packed: documents the first-fit may choose from")
     grid: int = Field(32, ge=1, description="edges auto: distance of candidate edges in tokens")
     speed: dict[PositiveInt, PositiveFloat] = Field(
