@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -72,8 +73,7 @@ class DraftConfig(Section):
     num_key_value_heads: int | None = Field(None, ge=1, description="default a quarter of the heads, rounded to a divisor")
     head_dim: int | None = Field(None, ge=2, description="default 128 (64 below hidden 2,048)")
     intermediate_size: int | None = Field(None, ge=1, description="default the target's")
-    target_layer_ids: UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
-AutoIntList = Field("auto", description="taps: target layers whose output is read; auto: num_taps of them by rule")
+    target_layer_ids: AutoIntList = Field("auto", description="taps: target layers whose output is read; auto: num_taps of them by rule")
     num_taps: int = Field(5, ge=1, le=64, description="how many taps `target_layer_ids: auto` picks")
     mask_token_id: int | None = Field(None, ge=0, description="fills slots 1..K-1; default: the target tokenizer's mask token")
 
@@ -100,8 +100,7 @@ class BatchingConfig(Section):
     token_budget: int = Field(16384, ge=1, description="most tokens a target allocates for one batch, padding included")
     max_rows: int = Field(64, ge=1, description="most documents per batch of the padded strategies")
     buckets: int = Field(6, ge=1, le=64)
-    edges: UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
-AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
+    edges: AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
     lookahead: int = Field(1024, ge=2, description="packed: documents the first-fit may choose from")
     grid: int = Field(32, ge=1, description="edges auto: distance of candidate edges in tokens")
     speed: dict[PositiveInt, PositiveFloat] = Field(
