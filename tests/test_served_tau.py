@@ -74,6 +74,11 @@ def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
     served = speculative(target, drafter, prompts, max_new_tokens=ANSWER, stop_ids=[])
     assert [answer.tokens for answer in served] == answers
     assert served_tau(served) >= 0.8 * BLOCK
+    for stop in set(answers[0][: 3 * BLOCK]):  # wherever in a block it stands, nothing after it belongs to the answer or to tau
+        end = answers[0].index(stop) + 1
+        [stopped] = speculative(target, drafter, prompts[:1], max_new_tokens=ANSWER, stop_ids=[stop])
+        assert stopped.tokens == answers[0][:end] == plain_greedy(target, prompts[0], ANSWER, [stop])
+        assert sum(len(one.produced) for one in stopped.passes) == end - 1
     strangers = prompts_of(8, 11, seed=99)
     with torch.inference_mode():
         unknown = speculative(target, drafter, strangers, max_new_tokens=ANSWER, stop_ids=[])

@@ -43,15 +43,16 @@ class Mixers:
     short_conv: Callable[..., torch.Tensor]
     delta_rule: Callable[..., torch.Tensor]
     delta_prefill: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    kernels: str  # what they are, for the log
 
 
 def mixers_for(device: torch.device) -> Mixers:
     if device.type == "cpu":
-        return Mixers(attention, short_conv, delta_rule, delta_prefill)
+        return Mixers(attention, short_conv, delta_rule, delta_prefill, "plain torch")
     if device.type == "cuda":
         from dflash_ray.target import mixers_cuda
 
-        return Mixers(mixers_cuda.attention, mixers_cuda.short_conv, mixers_cuda.delta_rule, mixers_cuda.delta_prefill)
+        return mixers_cuda.mixers()
     raise ValueError(f"device {device}: targets run on cpu or cuda")
 
 

@@ -6,16 +6,25 @@ documents. Imported only when a target lies on a CUDA device.
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from dflash_ray.target import mixers
-from dflash_ray.target.mixers import Rows, repeat_heads
+from dflash_ray.target import mixers as plain
+from dflash_ray.target.mixers import Mixers, Rows, repeat_heads
+
+
+def mixers() -> Mixers:
+    """Kernels where they are installed. The plain functions keep documents apart just as well, one at a time."""
+    if importlib.util.find_spec("fla") is None:
+        return Mixers(attention, plain.short_conv, plain.delta_rule, plain.delta_prefill, "torch varlen attention, plain torch delta rule")
+    return Mixers(attention, short_conv, delta_rule, delta_prefill, "torch varlen attention, flash-linear-attention")
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
     if rows.cu_seqlens is None:
-        return mixers.attention(q, k, v, scale=scale, window=window, rows=rows)
+        return plain.attention(q, k, v, scale=scale, window=window, rows=rows)
     repeat = q.shape[2] // k.shape[2]
     q, k, v = q[0].contiguous(), k[0].contiguous(), v[0].contiguous()
     longest = max(rows.lengths)
