@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dflash_ray.config import Config, load_config
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
 from jobs.cli import Arguments, run
 
 HERE = Path(__file__).resolve().parent
-SERVED_PROMPTS = 24
+SERVED_PROMPTS = 32
 console = Console(highlight=False)
 
 
@@ -140,7 +139,6 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
     }
     run_folder.write_json("summary.json", summary)
     slots = " ".join(f"{share:.2f}" for share in served["per_slot_acceptance"])
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "served tau (tokens per target pass)": f"{served['tau']:.2f}",
         "accepted up to slot 1, 2, ...": slots,
@@ -157,10 +155,9 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
         "picture of loss and tau": str(picture),
         "time": f"training {seconds['training']:.0f} s, with export and evaluation {seconds['all']:.0f} s",
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
     console.rule("result", align="left")
-    console.print(table, soft_wrap=True)
+    for name, value in rows.items():
+        console.print(f"{name:<37} {value}", soft_wrap=True)
 
 
 if __name__ == "__main__":
