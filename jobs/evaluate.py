@@ -81,7 +81,8 @@ def show(result: dict) -> None:
             console.print(f"{name}: skipped {skipped}")
     console.print(table)
     slots = " ".join(f"{share:.2f}" for share in result["per_slot_acceptance"])
-    console.print(f"accepted up to slot 1, 2, ...: {slots}   ({result['precision']} on {result['device']}, block {result['block_size']})")
+    where = f"{result['precision']} on {result['device']}, block {result['block_size']}"
+    console.print(f"accepted up to slot 1, 2, ...: {slots}   ({where})", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Facts, taps, mask token and embeddings are read from the target's files and refused with one helpful line where they cannot serve."""
+"""Facts, mask token and embeddings are read from the target's files and refused with one helpful line where they cannot serve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from dflash_ray.target.facts import resolve_mask_token, resolve_taps, shape_facts, target_facts
+from dflash_ray.target.facts import resolve_mask_token, shape_facts, target_facts
 from dflash_ray.target.weights import embedding_and_head
 from tests.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
@@ -106,31 +106,6 @@ def test_shape_of_the_real_target():
     assert facts.isolates_documents("cpu")
     with pytest.raises(ValueError, match="qwen3.6-27b"):
         shape_facts("qwen9")
-
-
-@pytest.mark.parametrize(
-    ("layers", "taps", "expected"), [(64, 5, [1, 16, 31, 46, 61]), (30, 5, [1, 8, 14, 20, 27]), (12, 3, [1, 5, 9]), (12, 1, [6])]
-)
-def test_auto_taps_follow_the_rule(layers, taps, expected):
-    assert resolve_taps("auto", layers, taps) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "layers", "count", "message"),
-    [
-        ([63], 64, 5, "63 is the last layer of a 64-layer target"),
-        ([1, 64], 64, 5, "outside"),
-        ([-1, 3], 64, 5, "outside"),
-        ([3, 3], 64, 5, "repeats"),
-        ([5, 3], 64, 5, r"ascending; write \[3, 5\]"),
-        ([], 64, 5, "empty"),
-        ("auto", 5, 5, "draft.num_taps: 5"),
-        ("auto", 2, 1, "draft.num_taps: 1"),
-    ],
-)
-def test_taps_that_cannot_be_served_are_refused(value, layers, count, message):
-    with pytest.raises(ValueError, match=message):
-        resolve_taps(value, layers, count)
 
 
 def test_configured_mask_id_is_checked(folder):

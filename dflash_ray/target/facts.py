@@ -148,38 +148,6 @@ def _rope_theta(text: dict[str, Any], where: str) -> float:
     return float(theta)
 
 
-def resolve_taps(config_value: str | list[int], num_layers: int, num_taps: int) -> list[int]:
-    """Taps of a target of `num_layers`: the ids given, or for "auto" `round(1 + i*(n-4)/(L-1))` (L = 1: n // 2).
-
-    Ids are layers whose OUTPUT is read. ValueError for the last layer, outside the target, repeated or not ascending.
-    """
-    n = num_layers
-    if config_value == "auto":
-        taps = [n // 2] if num_taps == 1 else [round(1 + i * (n - 4) / (num_taps - 1)) for i in range(num_taps)]
-        if len(set(taps)) < num_taps or taps != sorted(taps) or not 0 <= taps[0] <= taps[-1] < n - 1:
-            raise ValueError(
-                f"draft.num_taps: {num_taps} taps do not fit a {n}-layer target (the rule gives {taps}); "
-                f"use fewer, or list them in draft.target_layer_ids"
-            )
-        return taps
-    taps = list(config_value)
-    key = "draft.target_layer_ids"
-    if not taps:
-        raise ValueError(f"{key}: empty; list at least one layer of 0..{n - 2}, or auto")
-    for tap in taps:
-        if tap == n - 1:
-            raise ValueError(
-                f"{key}: {tap} is the last layer of a {n}-layer target; servers read taps before each layer. Use ids 0..{n - 2}."
-            )
-        if not 0 <= tap < n:
-            raise ValueError(f"{key}: {tap} is outside a {n}-layer target; use ids 0..{n - 2}.")
-    if len(set(taps)) < len(taps):
-        raise ValueError(f"{key}: {taps} repeats a layer; name each once.")
-    if taps != sorted(taps):
-        raise ValueError(f"{key}: {taps} is not ascending; write {sorted(taps)}.")
-    return taps
-
-
 def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:
     """Id that fills slots 1..K-1: the configured one, else the tokenizer's mask token or one named like `<|mask|>`.
 
