@@ -13,12 +13,13 @@ from dflash_ray.answers import AnswerSettings, load_engine
 from dflash_ray.generate import Asked, CrewLost, Failure
 
 _CALLS_PER_ACTOR = 2  # one at work and one waiting for it
-_RESTARTS = 20  # of the whole crew; past it the failures have a cause that a restart does not cure
+_LOAD_SECONDS = 3600.0
+_DEATHS = 3  # per actor, without an answer between them; past it they have a cause that a restart does not cure
 
 
 @ray.remote
 class GeneratorActor:
-    def __init__(self, settings: AnswerSettings):
+    def load(self, settings: AnswerSettings) -> None:
         self._engine = load_engine(settings)
 
     def answer(self, prompts: list[list[int]], streams: list[int]) -> list[list[int]]:
@@ -26,7 +27,8 @@ class GeneratorActor:
 
 
 class ActorCrew:
-    """`count` actors with `gpus` GPUs each."""
+    """`count` actors with `gpus` GPUs each. Made when all of them are loaded; a target that cannot be read is a ValueError, one that
+    cannot be loaded `CrewLost`."""
 
     def __init__(self, settings: AnswerSettings, count: int, gpus: float):
         self._settings = settings
@@ -34,9 +36,16 @@ class ActorCrew:
         if not gpus:
             env["CUDA_VISIBLE_DEVICES"] = ""
         self._options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "runtime_env": {"env_vars": env}}
+        self._loading: list[ray.ObjectRef] = []
         self._actors = [self._start() for _ in range(count)]
+        try:
+            ray.get(self._loading, timeout=_LOAD_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            raise cause_of(error) from None
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise CrewLost(f"a target was not loaded: {first_line(error)}") from None
         self._calls: dict[ray.ObjectRef, tuple[int, ray.actor.ActorHandle, list[Asked]]] = {}
-        self._restarts = 0
+        self._deaths = 0  # since the last answer
 
     @property
     def free(self) -> int:
@@ -56,7 +65,9 @@ class ActorCrew:
             done, _ = ray.wait(list(self._calls), num_returns=1, timeout=10)
         place, actor, group = self._calls.pop(done[0])
         try:
-            return group, ray.get(done[0], timeout=60)
+            answers = ray.get(done[0], timeout=60)
+            self._deaths = 0
+            return group, answers
         except ray.exceptions.RayActorError as error:
             if self._actors[place] is actor:  # a call that waited for the same dead actor finds the new one here
                 self._replace(place, error)
@@ -71,12 +82,14 @@ class ActorCrew:
             ray.kill(actor)
 
     def _start(self) -> ray.actor.ActorHandle:
-        return GeneratorActor.options(**self._options).remote(self._settings)
+        actor = GeneratorActor.options(**self._options).remote()
+        self._loading.append(actor.load.remote(self._settings))
+        return actor
 
     def _replace(self, place: int, error: ray.exceptions.RayActorError) -> None:
-        self._restarts += 1
-        if self._restarts > _RESTARTS:
-            raise CrewLost(f"actors died {self._restarts} times; {_cause_of_death(error)}")
+        self._deaths += 1
+        if self._deaths >= _DEATHS * len(self._actors):
+            raise CrewLost(f"actors died {self._deaths} times; {_cause_of_death(error)}")
         self._actors[place] = self._start()
 
 

@@ -60,7 +60,6 @@ def main(argv: list[str]) -> int:
 
     from jobs.generate_crew import start_crew  # Ray is loaded after everything that can be checked without it
 
-    crew = start_crew(settings, config, stops)
     bar = Progress(SpinnerColumn(), "{task.description}", TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     task = bar.add_task("answering", total=None)
 
@@ -68,13 +67,15 @@ def main(argv: list[str]) -> int:
         bar.update(task, description=f"{tally.answered + tally.reused:,} answered, {tally.tokens:,} tokens")
 
     try:
-        with bar:
-            report = generate(settings, tokenizer, facts, stops, crew, show)
+        crew = start_crew(settings, config, stops)
+        try:
+            with bar:
+                report = generate(settings, tokenizer, facts, stops, crew, show)
+        finally:
+            crew.close()
     except CrewLost as error:
         print(f"failed: {error}; what was answered is kept, the same command goes on from there", file=sys.stderr)
         return 1
-    finally:
-        crew.close()
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print_report(report, args.output)
