@@ -182,6 +182,15 @@ def test_an_end_of_turn_spelled_in_an_answer_is_text_and_one_token_ends_the_turn
     assert ids.count(chat.token_id("<|im_end|>")) == 1 and out.spelled_specials == 1
 
 
+def test_a_special_token_of_the_template_and_one_of_the_text_in_one_answer_are_refused(tmp_path):
+    opens = KEEPS.replace("{{ m.content }}", "{% if m.role == 'assistant' %}<s>{% endif %}{{ m.content }}")
+    chat = ChatTokenizer(save_tokenizer(tmp_path / "opens", opens))
+    ids = _supervised(_render(chat, _conversation([("how?", "", "fox")])).samples[0])[0]
+    assert ids[0] == chat.token_id("<s>")
+    with pytest.raises(Refused, match="special_token_in_answer"):
+        _render(chat, _conversation([("how?", "", "say <s>")]))
+
+
 @pytest.mark.parametrize(("name", "tail"), [("keeps", "\n"), ("bare", "</s>")])
 def test_what_follows_the_end_of_turn_has_mask_0(chats, name, tail):
     ids, mask = _render(chats[name], _conversation([("one", "", "fox")])).samples[0]
