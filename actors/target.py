@@ -28,7 +28,7 @@ class TargetActor:
 
     @ray.method(concurrency_group="ask")
     def describe(self) -> dict[str, Any]:
-        return facts()
+        return {**facts(), "kernels": vars(self.target.kernels)}
 
     @ray.method(concurrency_group="compute")
     def compute(self, position: int, batch: Batch) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class ArrowShard:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: mmap of an empty file
             raise ValueError(f"{path}: cannot be read: {error}") from None
+        self._map.madvise(mmap.MADV_RANDOM)  # else the kernel reads megabytes round each touched byte, in the end the whole file
         buffer = pa.py_buffer(self._map)
         self._base = buffer.address
         self._numbers: dict[str, list[_Numbers]] = {}
@@ -126,10 +127,15 @@ class ArrowShard:
     def _read(self, numbers: _Numbers, first: int, last: int) -> np.ndarray:
         """int64 copy of items first..last-1."""
         if numbers.dtype.kind == "b":
-            bits = np.frombuffer(self._map, np.uint8, (last + 7) // 8 - first // 8, numbers.start + first // 8)
+            bits = self._raw(np.dtype(np.uint8), numbers.start + first // 8, (last + 7) // 8 - first // 8)
             return np.unpackbits(bits, bitorder="little")[first % 8 :][: last - first].astype(np.int64)
-        start = numbers.start + first * numbers.dtype.itemsize
-        return np.frombuffer(self._map, numbers.dtype, last - first, start).astype(np.int64)
+        return self._raw(numbers.dtype, numbers.start + first * numbers.dtype.itemsize, last - first).astype(np.int64)
+
+    def _raw(self, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if count:
+            self._map.madvise(mmap.MADV_WILLNEED, page, start + count * dtype.itemsize - page)  # one disk access instead of one per page
+        return np.frombuffer(self._map, dtype, count, start)
 
     def _check_names(self, names: list[str], required: list[str]) -> None:
         for name in required:

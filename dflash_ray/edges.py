@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_CELLS = 512  # candidate edges; a finer grid is coarsened to this many
-QUANTILES = 128
-_TERMS = 4  # summands of the short carry sum below; the first left out is under 0.01% of a bucket's tokens
+MAX_CELLS = 512  # most candidate edges; a grid with more is doubled
+_QUANTILES = 128  # further candidates, where many samples lie close together
+_TERMS = 4  # summands of the carried sum in the search; with three buckets or more the rest is under 0.05% of the tokens
 _NEGLIGIBLE = 1e-9  # chance of a batch size below which it is left out
 
 
@@ -30,10 +30,10 @@ class Edges:
 def best_edges(lengths: np.ndarray, buckets: int, budget: int, max_rows: int, grid: int = 32) -> Edges:
     """The optimal edges for int `lengths` [N], all in 1..budget, with at most `buckets` buckets.
 
-    Fewer come back where the lengths fill fewer cells of the grid. A grid on which more than MAX_CELLS cells hold samples is coarsened.
+    Fewer come back where the lengths fill fewer cells of the grid. A grid on which more than MAX_CELLS cells hold samples is doubled.
     """
     lengths = np.sort(np.asarray(lengths, np.int64))
-    tops, step = _candidates(lengths, grid)
+    tops, grid = _candidates(lengths, grid)
     cost = allocation_table(lengths, tops, budget, max_rows)
     best, choices = cost[0], []  # [last cell]: least allocation of all samples up to it with the buckets so far
     for _ in range(min(buckets, len(tops)) - 1):
@@ -44,18 +44,19 @@ def best_edges(lengths: np.ndarray, buckets: int, budget: int, max_rows: int, gr
     while choices and (first := int(choices.pop()[last])) > 0:
         last = first - 1
         edges.append(int(tops[last]))
-    return Edges([0, *reversed(edges)], float(best[-1]), float(lengths.sum() / best[-1]), step)
+    return Edges([0, *reversed(edges)], float(best[-1]), float(lengths.sum() / best[-1]), grid)
 
 
 def _candidates(lengths: np.ndarray, grid: int) -> tuple[np.ndarray, int]:
-    step = grid
-    while len(tops := np.unique(-(-lengths // step) * step)) > MAX_CELLS:
-        step += grid
+    """(upper ends of the cells, distance of the grid): multiples of the grid, and quantiles where there is room for them."""
+    distinct = np.unique(lengths)
+    while len(tops := np.unique(-(-distinct // grid) * grid)) > MAX_CELLS:
+        grid *= 2
     tops[-1] = lengths[-1]
-    quantiles = lengths[np.linspace(0, len(lengths) - 1, QUANTILES).astype(np.int64)]
-    both = np.union1d(tops, quantiles)
-    both = both[np.diff(np.searchsorted(lengths, both, side="right"), prepend=0) > 0]
-    return (both if len(both) <= MAX_CELLS else tops), step
+    quantiles = lengths[np.linspace(0, len(lengths) - 1, _QUANTILES).astype(np.int64)]
+    finer = np.union1d(tops, quantiles)
+    finer = finer[np.diff(np.searchsorted(lengths, finer, side="right"), prepend=0) > 0]
+    return (finer if len(finer) <= MAX_CELLS else tops), grid
 
 
 def expected_tokens(lengths: np.ndarray, edges: list[int], budget: int, max_rows: int) -> np.ndarray:
@@ -98,9 +99,9 @@ def allocation_table(lengths: np.ndarray, tops: np.ndarray, budget: int, max_row
     for r in range(most, int(sure[-1]) - 1, -1):
         fewer = cells.mean_longest(r - 1, budget // max(r - 1, 1))
         within = cells.upto(budget // r)
-        first, some = np.searchsorted(-sure, (-r, -r + 1))  # from `first` on r rows are possible, from `some` on not certain
+        first, unsure = np.searchsorted(-sure, (-r, -r + 1))  # ends from `first` on: no more rows are sure; from `unsure` on: fewer are
         last = np.searchsorted(cells.upto_top, within * _NEGLIGIBLE ** (-1 / max(r - 1, 1)), side="right")
-        end, always = np.s_[:, first:last], np.s_[:, : some - first]
+        end, always = np.s_[:, first:last], np.s_[:, : unsure - first]
 
         carried, reached = 0.0, 0.0  # sum over p > r of w_p F(y_p)^r (m(r, y_p) - m(r - 1, y_p)), and B_r
         for p, w_p, f_p in larger:
@@ -115,7 +116,7 @@ def allocation_table(lengths: np.ndarray, tops: np.ndarray, budget: int, max_row
         own, less = (
             np.broadcast_to(part, f.shape).copy() for part in (cells.at(r, longest, budget // r), cells.at(r - 1, fewer, budget // r))
         )
-        own[always], less[always] = longest[:, first:some], fewer[:, first:some]
+        own[always], less[always] = longest[:, first:unsure], fewer[:, first:unsure]
         power = f ** (r - 1)
         tokens[end] += r * (power * ((1 + w[end]) * f * own - wf[end] * less) - carried - reached)
         first_document = f * (1 + w[end]) - wf[end]  # P(y_r)

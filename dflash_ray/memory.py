@@ -33,7 +33,7 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     weights = count_parameters(spec.facts, layers)
     hidden, inner = spec.facts.hidden_size, spec.facts.intermediate_size
     target = {
-        "weights": Bytes(weights * width, f"{weights / 1e9:.3f} B parameters of {layers} layers and the embedding x {width} B"),
+        "weights": _target_weights(spec, layers, weights, width),
         "activations": Bytes(
             tokens * (10 * hidden + 3 * inner) * width, f"{tokens:,} tokens x (10 x {hidden:,} + 3 x {inner:,}) x {width} B"
         ),
@@ -49,6 +49,16 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     rows = f" + {anchors:,} anchors x {shape.block_size - 1} teacher rows x {hidden:,} x {width} B" if whole else ""
     message = Bytes(each, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B{rows}")
     return RunMemory(target, drafter, host, message, Bytes(each * spec.window, f"{spec.window} batches x {each / 1e6:,.0f} MB"))
+
+
+def _target_weights(spec: RunSpec, layers: int, weights: int, width: int) -> Bytes:
+    if spec.config.target.precision != "fp8":
+        return Bytes(weights * width, f"{weights / 1e9:.3f} B parameters of {layers} layers and the embedding x {width} B")
+    embedding = spec.facts.vocab_size * spec.facts.hidden_size
+    inside = weights - embedding
+    return Bytes(
+        inside + 2 * embedding, f"{inside / 1e9:.3f} B parameters of {layers} layers x 1 B + {embedding / 1e9:.3f} B of the embedding x 2 B"
+    )
 
 
 def refuse_what_cannot_fit(spec: RunSpec, memory: RunMemory, gpu_bytes: float | None, shm_bytes: float | None) -> None:

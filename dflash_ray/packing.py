@@ -109,5 +109,7 @@ class _Filling:
             off = abs(balance + excess[at])
             if best < 0 or off < distance:
                 best, distance = at, off
+                if off < 1:  # anchor; closer than that no batch needs to be
+                    return best
             tries += 1
             at -= 1

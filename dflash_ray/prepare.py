@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dflash_ray.conversations import Conversation, Tokenised, parse_row
+from dflash_ray.counts import Counts
 from dflash_ray.dataset_writer import DatasetWriter
 from dflash_ray.render import Rendered, Renderer
 from dflash_ray.rows import Chunk, InputFile, Refused, decode_json, find_files, read_chunks
@@ -29,9 +31,6 @@ from dflash_ray.tokenizer import ChatTokenizer
 
 VERSION = 1  # of what a row becomes; parts of another version are not continued
 REPORT = "report.json"  # in the data set's folder
-_EXAMPLES = 3  # places named per reason
-_REASONS = 64  # reasons told apart; a template that puts data into its message could make any number
-_EDGES = [2**power for power in range(5, 21)]
 Spread = Callable[[Iterable[Chunk]], Iterator["Prepared"]]  # results in the order of the chunks
 Progress = Callable[[int, int, "Counts"], None]  # bytes done, bytes in all, counts so far
 
@@ -53,45 +52,6 @@ class PrepareSettings:
             raise ValueError(f"--max-length {self.max_length}: a sample needs at least 2 tokens")
         if not 0 <= self.validation < 1:
             raise ValueError(f"--validation {self.validation}: the share of validation samples must lie in [0, 1)")
-
-
-@dataclass
-class Counts:
-    """lines_read = kept + sum of skipped, at any time."""
-
-    lines_read: int = 0
-    kept: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)  # reason -> "file:line: detail" of the first few
-    samples: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
-    turns: int = 0
-    turns_skipped: dict[str, int] = field(default_factory=dict)  # of kept lines
-    clipped: int = 0
-    turns_with_ids: int = 0
-    turns_encoded_differently: int = 0
-    answers_spelling_special_tokens: int = 0
-    length_histogram: dict[str, int] = field(default_factory=dict)  # samples of at most so many tokens and more than the one before
-    added_tokens: dict[str, int] = field(default_factory=dict)  # id -> how often, of added tokens that occur
-
-    def add(self, other: Counts) -> None:
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            if isinstance(value, int):
-                setattr(self, name, mine + value)
-            elif name == "examples":
-                for reason, places in value.items():
-                    mine[reason] = [*mine.get(reason, []), *places][:_EXAMPLES]
-            else:
-                for key, number in value.items():
-                    _count(mine, key, number)
-
-    def skip(self, refusal: Refused, place: str) -> None:
-        reason = _count(self.skipped, refusal.reason)
-        places = self.examples.setdefault(reason, [])
-        if len(places) < _EXAMPLES:
-            places.append(f"{place}: {refusal.detail}" if refusal.detail else place)
 
 
 @dataclass
@@ -137,8 +97,7 @@ class ChunkWorker:
             if self._strict and (refused := [turn for turn in rendered.refused_turns if turn.reason != "too_long"]):
                 stop = f"{place}: {refused[0]}"
                 break
-            counts.kept += 1
-            _count_rendered(counts, rendered)
+            counts.keep(rendered)
             samples += rendered.samples
             groups += [group_of(content)] * len(rendered.samples)
             sources += [place] * len(rendered.samples)
@@ -161,19 +120,15 @@ class ChunkWorker:
         ids = np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in samples)])
         mask = np.concatenate([np.empty(0, np.uint8), *(mask for _, mask in samples)])
         lengths = np.array([len(ids) for ids, _ in samples], np.int32)
-        counts.samples, counts.tokens, counts.supervised_tokens = len(samples), len(ids), int(mask.sum())
-        for edge, number in zip(*np.unique(np.searchsorted(_EDGES, lengths), return_counts=True), strict=True):
-            counts.length_histogram[str(_EDGES[edge])] = int(number)
-        found, numbers = np.unique(ids[np.isin(ids, self._added)], return_counts=True)
-        counts.added_tokens = {str(index): int(number) for index, number in zip(found, numbers, strict=True)}
+        counts.measure(ids, mask, lengths, self._added)
         return Prepared(ids, mask, lengths, np.array(groups, np.uint64), sources, counts, bytes_read, stop)
 
 
 def group_of(content: Conversation | Tokenised) -> int:
     """A 64-bit hash of what comes before the first answer: rows that share it must not be split between training and validation."""
     if isinstance(content, Tokenised):
-        first = content.loss_mask.index(1) if 1 in content.loss_mask[1:] and not content.loss_mask[0] else len(content.input_ids)
-        text = repr(content.input_ids[:first])
+        first = content.loss_mask.index(1) if 1 in content.loss_mask else 0
+        text = repr(content.input_ids[:first] or content.input_ids)
     else:
         messages = content.messages
         first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
@@ -194,26 +149,24 @@ def prepare(
     identity = _identity(settings, files, tokenizer)
     if done := _finished(settings.output, identity):
         return {**done, "already_prepared": True}
+    total = sum(file.bytes for file in files)
     started = time.monotonic()
     with Stage(settings.output, identity) as stage:
-        counts = Counts(**stage.counts)
+        counts = stage.counts()
         resumed = stage.chunks
         for prepared in (spread or partial(map, ChunkWorker(settings, tokenizer)))(islice(read_chunks(files), resumed, None)):
             if prepared.stop:
                 stage.remove()
                 raise ValueError(f"{prepared.stop} (--strict stops at the first bad row)")
             counts.add(prepared.counts)
-            stage.add(prepared, vars(counts))
+            stage.add(prepared)
             if progress:
-                progress(prepared.bytes_read, sum(file.bytes for file in files), counts)
-        stage.flush(vars(counts))
-        report = _plain(counts)
+                progress(prepared.bytes_read, total, counts)
+        stage.flush()
+        report = counts.as_dict()
         if counts.samples:
-            report["splits"] = _write_splits(
-                settings,
-                stage,
-                {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"], "counts": dict(report)},
-            )
+            made_with = {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"]}
+            report["splits"] = _write_splits(settings, stage, {**made_with, "counts": dict(report)})
         report |= _effort(counts, files, time.monotonic() - started, resumed)
         if counts.samples:
             text = json.dumps({"report": report, "made_from": identity}, indent=1)
@@ -231,8 +184,10 @@ def _write_splits(settings: PrepareSettings, stage: Stage, manifest: dict[str, A
 
 
 def validation_groups(groups: np.ndarray, share: float) -> set[int]:
-    """Which groups are held out: whole groups in the order of their hash, about `share` of the samples: one group at
-    least if the share comes to a sample and there are two groups, never all of them."""
+    """Which groups are held out: whole groups in the order of their hash, about `share` of the samples.
+
+    At least one group if the share comes to a sample and there are two groups, and never all of them.
+    """
     unique, sizes = np.unique(groups, return_counts=True)
     wanted = round(share * len(groups))
     if wanted == 0 or len(unique) < 2:
@@ -246,7 +201,7 @@ def validation_groups(groups: np.ndarray, share: float) -> set[int]:
 
 
 def _identity(settings: PrepareSettings, files: list[InputFile], tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """What the samples depend on, and nothing that names a machine or a time."""
+    """What the data set depends on; while it stays the same, an interrupted preparation can go on."""
     return {
         "version": VERSION,
         "inputs": [{"name": file.path.name, "bytes": file.bytes, "modified_ns": file.modified_ns} for file in files],
@@ -268,11 +223,6 @@ def _finished(output: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     raise ValueError(f"--output {output}: exists and was not made from this input, tokenizer and --max-length; remove it or choose another")
 
 
-def _plain(counts: Counts) -> dict[str, Any]:
-    histogram = {edge: counts.length_histogram[edge] for edge in sorted(counts.length_histogram, key=int)}
-    return {**vars(counts), "length_histogram": histogram}
-
-
 def _effort(counts: Counts, files: list[InputFile], seconds: float, resumed: int) -> dict[str, Any]:
     return {
         "files": len(files),
@@ -280,22 +230,5 @@ def _effort(counts: Counts, files: list[InputFile], seconds: float, resumed: int
         "seconds": round(seconds, 3),
         "tokens_per_second": None if resumed else round(counts.tokens / max(seconds, 1e-9)),
         "resumed_after_chunks": resumed,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,  # of this process
     }
-
-
-def _count_rendered(counts: Counts, rendered: Rendered) -> None:
-    counts.turns += rendered.turns
-    counts.clipped += rendered.clipped
-    counts.turns_with_ids += rendered.with_ids
-    counts.turns_encoded_differently += rendered.ids_differ
-    counts.answers_spelling_special_tokens += rendered.spelled_specials
-    for refusal in rendered.refused_turns:
-        _count(counts.turns_skipped, refusal.reason)
-
-
-def _count(table: dict[str, int], key: str, number: int = 1) -> str:
-    """Adds to `table` and returns the key that was used; new keys past a bound are counted together."""
-    if key not in table and len(table) >= _REASONS and not key.isdigit():
-        key = "other"
-    table[key] = table.get(key, 0) + number
-    return key

@@ -130,20 +130,13 @@ class Renderer:
         message = messages[-1]
         if len(messages) == 1:
             raise Refused("no_prompt", "nothing stands before this answer")
-        thinking = bool(message.reasoning)
         try:
-            full = self.tokenizer.render(rendered, tools, generation=False, thinking=thinking)
-            for mode in (thinking, not thinking):
-                prefix = self.tokenizer.render(rendered[:-1], tools, generation=True, thinking=mode)
-                if full.startswith(prefix):
-                    break
-            else:
-                raise Refused("prefix_mismatch", "the template writes the history of this turn differently once it is answered")
+            prefix, written = self._place(rendered[:-1], rendered[-1], tools, bool(message.reasoning))
         except TEMPLATE_ERRORS as error:
             if isinstance(error, Refused):
                 raise
             raise Refused(f"template_refused: {one_line(error)}") from None
-        ending = self.tokenizer.split_ending(full[len(prefix) :])
+        ending = self.tokenizer.split_ending(written)
         if ending is None:
             raise Refused("no_end_of_turn", "the template ends this answer with no special token")
         answer, end, tail = ending
@@ -157,6 +150,19 @@ class Renderer:
         if spelled and spelled != self.tokenizer.special_strings(answer):
             raise Refused("special_token_in_answer", "the answer spells a special token that the template uses too")
         return _Turn(prefix, answer, end, tail, bool(spelled))
+
+    def _place(self, history: list[dict], answer: dict, tools: list[dict] | None, thinking: bool) -> tuple[str, str]:
+        """(history with the generation prompt, what the answer adds to it)."""
+        full = self.tokenizer.render([*history, answer], tools, generation=False, thinking=thinking)
+        for mode in (thinking, not thinking):
+            prefix = self.tokenizer.render(history, tools, generation=True, thinking=mode)
+            if full.startswith(prefix):
+                return prefix, full[len(prefix) :]
+        if history[-1]["role"] == "assistant":  # an answer after an answer: the template may place only the last of them as one
+            question = max((index for index, message in enumerate(history) if message["role"] != "assistant"), default=-1)
+            _, written = self._place(history[: question + 1], answer, tools, thinking)
+            return self.tokenizer.render(history, tools, generation=True, thinking=thinking), written
+        raise Refused("prefix_mismatch", "the template writes the history of this turn differently once it is answered")
 
     # ---- ids
 

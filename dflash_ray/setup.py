@@ -90,6 +90,7 @@ def load_run_target(spec: RunSpec) -> FrozenTarget:
         teacher=spec.config.loss.needs_teacher,
         random_shape=target.shape if target.weights == "random" else None,
         seed=spec.config.run.seed,
+        require_fast=target.require_fast_path and spec.device == "cuda",
     )
 
 

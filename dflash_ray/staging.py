@@ -12,11 +12,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from dflash_ray.counts import Counts
 
 _PART_TOKENS = 8 << 20
 _PART_CHUNKS = 256
@@ -25,21 +29,26 @@ _SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class _State:
+    """Replaced as a whole, so that a signal between two steps finds either all of a part or none of it."""
+
+    parts: int = 0
+    chunks: int = 0
+    counts: dict[str, Any] = field(default_factory=dict)  # of whole parts
+    pending: list[Any] = field(default_factory=list)
+
+
 class Stage:
     """`with Stage(output, identity) as stage`: parts made for another `identity` are removed. ValueError if another process is at work.
 
-    `chunks` and `counts` tell what the whole parts hold. A part in the making is kept when a signal ends the block, lost otherwise.
+    A part in the making is kept when a signal ends the block, lost otherwise.
     """
 
     def __init__(self, output: Path, identity: dict[str, Any]):
         self.folder = output.parent / f"{output.name}.partial"
-        self.chunks = 0
-        self.counts: dict[str, Any] = {}
         self._identity = identity
-        self._parts = 0
-        self._pending: list[Any] = []
-        self._pending_tokens = 0
-        self._pending_counts: dict[str, Any] = {}
+        self._state = _State()
 
     def __enter__(self) -> Stage:
         try:
@@ -57,44 +66,57 @@ class Stage:
                 if path.name != "lock":
                     path.unlink()
             _write_json(self.folder / "identity.json", self._identity)
-        while part := _json(self._path(self._parts, ".json")):
-            self.chunks, self.counts = part["chunks"], part["counts"]
-            self._parts += 1
+        while part := _json(self._path(self._state.parts, ".json")):
+            self._state = _State(self._state.parts + 1, part["chunks"], part["counts"])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None and not issubclass(kind, Exception):
-            self.flush(self._pending_counts)
+            self.flush()
+        if kind is not None and not self._state.parts:
+            self.remove()
         self._lock.close()
 
-    def add(self, prepared: Any, counts: dict[str, Any]) -> None:
-        """`prepared`: input_ids, loss_mask, lengths, groups, sources of the next chunk. `counts`: of all chunks so far, JSON values."""
-        self._pending.append(prepared)
-        self._pending_counts = counts
-        self._pending_tokens += len(prepared.input_ids)
-        if self._pending_tokens >= _PART_TOKENS or len(self._pending) >= _PART_CHUNKS:
-            self.flush(counts)
+    @property
+    def chunks(self) -> int:
+        """Chunks in whole parts."""
+        return self._state.chunks
 
-    def flush(self, counts: dict[str, Any]) -> None:
+    def counts(self) -> Counts:
+        """Of the chunks in whole parts."""
+        return Counts(**deepcopy(self._state.counts))
+
+    def add(self, prepared: Any) -> None:
+        """`prepared`: input_ids, loss_mask, lengths, groups, sources and counts of the next chunk."""
+        self._state.pending.append(prepared)
+        tokens = sum(len(chunk.input_ids) for chunk in self._state.pending)
+        if tokens >= _PART_TOKENS or len(self._state.pending) >= _PART_CHUNKS:
+            self.flush()
+
+    def flush(self) -> None:
         """Makes a part of what was added since the last one."""
-        if not self._pending:
+        state = self._state
+        if not state.pending:
             return
-        path = self._path(self._parts, ".arrow")
+        path = self._path(state.parts, ".arrow")
         with open(path.with_suffix(".tmp"), "wb") as file:
             with pa.ipc.new_file(file, _SCHEMA) as writer:
-                for prepared in self._pending:
+                for prepared in state.pending:
                     writer.write_batch(_record_batch(prepared))
             file.flush()
             os.fsync(file.fileno())
         os.replace(path.with_suffix(".tmp"), path)
-        self.chunks += len(self._pending)
-        _write_json(path.with_suffix(".json"), {"chunks": self.chunks, "counts": counts})
-        self._parts += 1
-        self._pending, self._pending_tokens = [], 0
+        counts = self.counts()
+        for prepared in state.pending:
+            counts.add(prepared.counts)
+        part = {"chunks": state.chunks + len(state.pending), "counts": counts.as_dict()}
+        _write_json(path.with_suffix(".json"), part)
+        self._state = _State(state.parts + 1, part["chunks"], part["counts"])
 
     def groups(self) -> np.ndarray:
         """uint64 [samples]."""
-        return np.concatenate([np.empty(0, np.uint64), *(batch.column("group").to_numpy() for batch in self._batches())])
+        # a copy each: a view would keep the tokens of its batch in memory
+        return np.concatenate([np.empty(0, np.uint64), *(batch.column("group").to_numpy().copy() for batch in self._batches())])
 
     def samples(self) -> Iterator[tuple[np.ndarray, np.ndarray, int, str]]:
         """(input_ids, loss_mask, group, source) of every sample in order; the arrays are views that live as long as they are held."""
@@ -110,7 +132,7 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for index in range(self._parts):
+        for index in range(self._state.parts):
             with pa.OSFile(str(self._path(index, ".arrow"))) as file:
                 reader = pa.ipc.open_file(file)
                 for number in range(reader.num_record_batches):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_ray.config import Config, describe_settings, load_config
+
+JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
 
 
 class Stopped(BaseException):
@@ -52,6 +55,20 @@ def run(main: Callable[[list[str]], int]) -> None:
         sys.stderr.close()  # the reader of a pipe (head, less) has left; nothing more can be said
         code = 0
     sys.exit(code)
+
+
+def under_job_submit() -> bool:
+    return JOB_MARK in os.environ
+
+
+def require_absolute(**paths: Path | None) -> None:
+    """ValueError for a relative path under `ray job submit`, where it would mean a folder that is thrown away. Keys are flag names."""
+    for name, path in paths.items():
+        if path is not None and under_job_submit() and not path.expanduser().is_absolute():
+            raise ValueError(
+                f"--{name.replace('_', '-')} {path}: is relative, and under `ray job submit` the job runs in a temporary copy of "
+                "the working directory; give an absolute path that every node sees"
+            )
 
 
 def take_flag(argv: list[str], name: str, *, repeat: bool = False, value: bool = True) -> list[str]:

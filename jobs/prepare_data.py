@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 from dflash_ray.prepare import PrepareSettings, prepare
 from dflash_ray.tokenizer import ChatTokenizer
-from jobs.cli import run
+from jobs.cli import Arguments, require_absolute, run
 from jobs.prepare_report import Progress, print_report, show_samples
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.prepare_data", description=__doc__, allow_abbrev=False)
+    parser = Arguments(prog="python -m jobs.prepare_data", description=__doc__)
     parser.add_argument("--input", nargs="+", required=True, type=Path, action="extend", metavar="FILE|DIR")
     parser.add_argument("--tokenizer", required=True, type=Path, metavar="DIR", help="folder of the target's tokenizer")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
@@ -27,6 +26,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="stop at the first bad row with exit code 2")
     parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
     args = parser.parse_args(argv)
+    for path in args.input:
+        require_absolute(input=path)
+    require_absolute(output=args.output, tokenizer=args.tokenizer, json=args.json, chat_template=args.chat_template)
     settings = PrepareSettings(
         inputs=tuple(args.input),
         tokenizer=args.tokenizer,

@@ -10,8 +10,9 @@ import rich.progress
 from rich.console import Console
 from rich.text import Text
 
+from dflash_ray.counts import Counts
 from dflash_ray.dataset import open_dataset
-from dflash_ray.prepare import Counts, PrepareSettings
+from dflash_ray.prepare import PrepareSettings
 from dflash_ray.tokenizer import ChatTokenizer
 
 _SHOWN_CHARACTERS = 400
@@ -32,13 +33,14 @@ class Progress:
         self._task = self._bar.add_task("", state="")
 
     def __enter__(self) -> Progress:
-        self._bar.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:  # stopping one that never started prints an empty line
+            self._bar.stop()
 
     def __call__(self, done: int, total: int, counts: Counts) -> None:
+        self._bar.start()
         state = f"{counts.lines_read:,} read, {counts.kept:,} kept, {counts.tokens:,} tokens"
         self._bar.update(self._task, completed=done, total=max(total, 1), state=state)
 
@@ -74,7 +76,8 @@ def print_report(report: dict[str, Any], settings: PrepareSettings) -> None:
         splits = ", ".join(f"{name} {split['samples']:,} samples" for name, split in report["splits"].items())
         console.print(f"{splits} in {settings.output}")
     if report["tokens_per_second"]:
-        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s")
+        peak = report["peak_memory_bytes"] / 2**20
+        console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s, at most {peak:,.0f} MiB of memory")
 
 
 def show_samples(tokenizer: ChatTokenizer, path: Path, number: int = 3) -> None:

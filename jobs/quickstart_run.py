@@ -39,8 +39,9 @@ def main(argv: list[str]) -> int:
         RunFolder(folder).clear()
     config_file = HERE / "configs" / f"{name}.yaml"
     began = time.monotonic()
-    config = load_config([config_file], ["--run.dir", str(folder)])
     target, prompts = _material(args.target, folder)
+    paths = ["--run.dir", str(folder), "--data.path", str(folder / "data"), "--target.path", str(target)]
+    config = load_config([config_file], paths)
     _prepare(target, prompts, folder)
     _train(config, folder)
     seconds = {"training": time.monotonic() - began}

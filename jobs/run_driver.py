@@ -25,10 +25,8 @@ from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, re
 from dflash_ray.config import Config
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec, check_data, resolve
-from jobs.cli import Stopped
+from jobs.cli import Stopped, under_job_submit
 from jobs.progress import Progress
-
-JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
 
 
 @dataclass
@@ -36,10 +34,6 @@ class RunPlan:
     spec: RunSpec
     folder: RunFolder
     resume: Path | None
-
-
-def under_job_submit() -> bool:
-    return JOB_MARK in os.environ
 
 
 def run_dir(config: Config) -> Path:

@@ -171,7 +171,7 @@ def test_packed_evens_out_anchors(realistic):
     samples = shuffled(len(lengths), stream("plan", 0, 0))
     plain = np.add.reduceat(anchors[samples], np.searchsorted(np.cumsum(lengths[samples]), np.arange(0, lengths.sum(), 16384)))[:-1]
     assert packed.std() / packed.mean() < 0.35 * plain.std() / plain.mean()
-    assert packed.max() < 1.6 * packed.mean()
+    assert np.quantile(packed, 0.99) < 1.3 * packed.mean()
     usual = np.minimum(anchors, np.maximum(1, lengths // 43))
     usual = make_plan(lengths, usual, BatchingConfig(strategy="packed"), 0, 0).sums(usual)[:-1]
     assert usual.std() / usual.mean() < 0.01

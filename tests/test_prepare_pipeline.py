@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dflash_ray.counts import Counts
 from dflash_ray.dataset import dataset_splits, open_dataset
-from dflash_ray.prepare import ChunkWorker, Counts, PrepareSettings, prepare, validation_groups
+from dflash_ray.prepare import ChunkWorker, PrepareSettings, prepare, validation_groups
 from dflash_ray.rows import Chunk, find_files, read_chunks
 from dflash_ray.staging import Stage
 from dflash_ray.tokenizer import ChatTokenizer, check_same_tokenizer
 from jobs import prepare_data
+from jobs.cli import JOB_MARK
 from tests.tiny_chat import KEEPS, STRIPS, save_tokenizer
 
 
@@ -179,7 +184,7 @@ def test_an_interrupted_preparation_goes_on_and_ends_as_an_unbroken_one(tmp_path
     (tmp_path / "whole").mkdir()
     whole = prepare(_settings(tmp_path / "whole", folder, *inputs), chat)
     assert _samples(tmp_path / "out") == _samples(tmp_path / "whole" / "out")
-    effort = ("seconds", "tokens_per_second", "resumed_after_chunks")
+    effort = ("seconds", "tokens_per_second", "resumed_after_chunks", "peak_memory_bytes")
     assert {k: v for k, v in report.items() if k not in effort} == {k: v for k, v in whole.items() if k not in effort}
     assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out"]
 
@@ -193,16 +198,16 @@ def test_a_killed_preparation_keeps_its_whole_parts(tmp_path, folder, chat):
     worker = ChunkWorker(_settings(tmp_path, folder, *paths), chat)
     results = [worker(chunk) for chunk in read_chunks(find_files(paths))]
     with Stage(tmp_path / "out", {"id": 1}) as stage:
-        for index, result in enumerate(results[:2]):
-            stage.add(result, {"lines_read": 3 * (index + 1)})
-            stage.flush({"lines_read": 3 * (index + 1)})
+        for result in results[:2]:
+            stage.add(result)
+            stage.flush()
     (stage.folder / "part-00001.json").unlink()
     (stage.folder / "part-00002.json.tmp").write_text('{"chunks": 99')
     with Stage(tmp_path / "out", {"id": 1}) as again:
-        assert (again.chunks, again.counts) == (1, {"lines_read": 3})
+        assert again.chunks == 1 and again.counts() == results[0].counts
         for result in results[1:]:
-            again.add(result, {})
-        again.flush({})
+            again.add(result)
+        again.flush()
         ids = np.concatenate([ids for ids, _, _, _ in again.samples()])
     assert ids.tolist() == np.concatenate([result.input_ids for result in results]).tolist()
 
@@ -294,6 +299,14 @@ def test_impossible_flags_are_one_line(tmp_path, folder, flags, message):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
 
 
+def test_relative_paths_are_refused_under_job_submit(tmp_path, folder, monkeypatch):
+    _lines(tmp_path / "a.jsonl", 2)
+    monkeypatch.setenv(JOB_MARK, "{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--output out: is relative"):
+        prepare_data.main(["--input", str(tmp_path / "a.jsonl"), "--tokenizer", str(folder), "--output", "out"])
+
+
 def test_conversations_need_a_template_and_ids_do_not(tmp_path):
     folder = save_tokenizer(tmp_path / "without", None)
     (tmp_path / "a.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}))
@@ -301,6 +314,7 @@ def test_conversations_need_a_template_and_ids_do_not(tmp_path):
     (tmp_path / "b.jsonl").write_text(_row("one"))
     with pytest.raises(ValueError, match="pass --chat-template FILE"):
         prepare_data.main(["--input", str(tmp_path / "b.jsonl"), "--tokenizer", str(folder), "--output", str(tmp_path / "other")])
+    assert not (tmp_path / "other.partial").exists()
 
 
 @pytest.mark.ray
@@ -321,3 +335,22 @@ def test_chunks_are_cut_the_same_way_every_time(tmp_path):
     _lines(tmp_path / "a.jsonl", 5000)
     first, again = ([chunk.lines for chunk in islice(read_chunks(find_files([tmp_path])), 10)] for _ in range(2))
     assert first == again and len(first) > 2
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_input(tmp_path, folder):
+    """Four times the tokens, both more than one part holds."""
+    peaks = []
+    ids, mask = list(range(2, 102)) * 10, [0] * 500 + [1] * 500
+    for size in (10_000, 40_000):
+        table = pa.table({"input_ids": [ids] * 100, "loss_mask": [mask] * 100})
+        with pa.ipc.new_stream(tmp_path / f"{size}.arrow", table.schema) as writer:
+            for _ in range(size // 100):
+                writer.write_table(table)
+        command = [sys.executable, "-m", "jobs.prepare_data", "--input", str(tmp_path / f"{size}.arrow"), "--tokenizer", str(folder)]
+        command += ["--output", str(tmp_path / f"out{size}"), "--json", str(tmp_path / f"{size}.json")]
+        subprocess.run(command, check=True, capture_output=True, timeout=280)
+        report = json.loads((tmp_path / f"{size}.json").read_text())
+        assert report["tokens"] == size * 1000
+        peaks.append(report["peak_memory_bytes"])
+    assert peaks[1] - peaks[0] < 32 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from dflash_ray.conversations import parse_row
 from dflash_ray.render import Renderer
@@ -110,6 +110,16 @@ def test_one_sample_where_history_stays_and_one_per_turn_where_it_is_rewritten(c
     first, second = (chats["strips"].decode(_supervised(sample)[0]) for sample in rewritten.samples)
     assert "first thought" in first and "second thought" in second
     assert "first thought" not in _text(chats["strips"], rewritten.samples[1:])
+
+
+def test_an_answer_after_an_answer_is_supervised_even_if_the_template_marks_only_the_last(tmp_path, chats):
+    last_only = STRIPS.replace("loop.index0 > seen.last", "loop.index0 > seen.last and loop.last")
+    marks_last = ChatTokenizer(save_tokenizer(tmp_path / "last", last_only))
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+    for chat in (chats["keeps"], chats["strips"], chats["opens"], marks_last):
+        out = _render(chat, messages)
+        said = [chat.decode(ids) for sample in out.samples for ids in _supervised(sample)]
+        assert said == ["fox<|im_end|>", "dog<|im_end|>"]
 
 
 def test_tool_steps_after_one_question_share_a_sample(chats):
@@ -261,15 +271,17 @@ def test_ids_of_the_target_are_used_as_they_are(chats):
 
 def test_turns_with_ids_share_a_sample_only_if_the_next_prompt_continues_the_answer(chats):
     chat = chats["keeps"]
-    messages = _conversation([("one", "", "fox"), ("two", "", "dog")])
+    messages = _conversation([("one", "", "quick"), ("two", "", "dog")])
     for index in (1, 3):
         text = chat.render([{"role": m["role"], "content": m["content"]} for m in messages[:index]], None, generation=True, thinking=False)
         messages[index] |= {"prompt_ids": chat.encode(text), "output_ids": chat.encode(messages[index]["content"] + "<|im_end|>")}
     joined = _render(chat, messages)
     assert len(joined.samples) == 1 and joined.turns == 2
-    messages[1]["output_ids"] = chat.encode("f") + chat.encode("ox<|im_end|>")  # the same text in other tokens
+    spelled = [*(chat.encode(letter)[0] for letter in "quick"), chat.token_id("<|im_end|>")]  # the same text in other tokens
+    assert spelled != messages[1]["output_ids"]
+    messages[1]["output_ids"] = spelled
     apart = _render(chat, messages)
-    assert len(apart.samples) == (1 if messages[1]["output_ids"] == chat.encode("fox<|im_end|>") else 2)
+    assert [ids.tolist() for ids, _ in apart.samples] == [m["prompt_ids"] + m["output_ids"] for m in (messages[1], messages[3])]
 
 
 def test_ids_outside_the_vocabulary_are_refused(chats):
@@ -294,6 +306,27 @@ def test_a_later_turn_past_the_end_is_counted_as_too_long(chats):
     assert out.turns == 1 and [turn.reason for turn in out.refused_turns] == ["too_long"]
 
 
+def test_turns_past_the_end_are_all_counted_though_not_all_rendered(chats):
+    out = _render(chats["keeps"], _conversation([("one", "", "fox")] * 40), max_length=60)
+    assert out.turns + len(out.refused_turns) == 40 and {turn.reason for turn in out.refused_turns} == {"too_long"}
+
+
+def test_a_turn_behind_others_that_are_too_long_is_kept_if_dropped_reasoning_makes_it_short(chats):
+    call = [{"function": {"name": "f", "arguments": {}}}]
+    step = [{"role": "assistant", "content": "", "tool_calls": call}, {"role": "tool", "content": "ok"}]
+    messages = [{"role": "user", "content": "one"}, {**step[0], "reasoning_content": "fox " * 2000}, step[1], *step * 12]
+    messages += [{"role": "assistant", "content": "end"}, {"role": "user", "content": "two"}, {"role": "assistant", "content": "dog"}]
+    out = _render(chats["strips"], messages, max_length=1500)
+    assert chats["strips"].decode(_supervised(out.samples[-1])[-1]) == "dog<|im_end|>"
+
+
+def test_a_limit_never_cuts_a_token_in_two(chats, references):
+    whole = references["keeps"].encode("=" * 4000, add_special_tokens=False)
+    assert len(whole) < 100
+    for limit in range(1, len(whole)):
+        assert chats["keeps"].encode("=" * 4000, limit)[:limit] == whole[:limit]
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=_texts, repeats=st.integers(1, 200), limit=st.integers(1, 300))
 def test_a_limited_encoding_begins_as_the_whole_one(chats, references, text, repeats, limit):
@@ -310,6 +343,17 @@ def test_encoding_by_pieces_is_the_tokenizers_own(chats, references, text):
 
 
 # ---- tokenizers and templates
+
+
+@pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}, {"single_word": True}, {"normalized": True}])
+def test_tokens_that_touch_their_neighbours_are_no_borders(tmp_path, flags):
+    folder = save_tokenizer(tmp_path / "strip", KEEPS)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("<|pad|>", **{"special": True, "normalized": False, **flags})])
+    tokenizer.save_pretrained(folder)
+    chat, reference = ChatTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in ("fox <|pad|> dog", "fox<|pad|>\n\ndog<|im_end|> <|pad|>", "\n<|pad|><|pad|>  fox", "a<|pad|>b"):
+        assert chat.encode(text) == reference.encode(text, add_special_tokens=False)
 
 
 def test_a_tokenizer_that_marks_the_first_word_marks_no_answer(tmp_path):
@@ -350,6 +394,9 @@ def test_the_fingerprint_is_that_of_the_behaviour(tmp_path, chats, folders):
     strips = chats["strips"].fingerprint()
     assert strips["tokenizer"] == chats["keeps"].fingerprint()["tokenizer"]
     assert strips["chat_template"] != chats["keeps"].fingerprint()["chat_template"]
+    copy.add_tokens(["<|one more|>"])
+    copy.save_pretrained(tmp_path / "more")
+    assert ChatTokenizer(tmp_path / "more").fingerprint()["tokenizer"] != chats["keeps"].fingerprint()["tokenizer"]
     other = ChatTokenizer(save_tokenizer(tmp_path / "other", KEEPS, vocabulary=330))
     assert other.fingerprint()["tokenizer"] != chats["keeps"].fingerprint()["tokenizer"]
 

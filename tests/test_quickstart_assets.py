@@ -16,7 +16,7 @@ FILES = {name: FOLDER / f"{name}.jsonl" for name in ("train", "heldout")}
 @pytest.fixture(scope="module")
 def loaded():
     """(tokenizer, model in float32), with transformers' own torch functions in place for as long as the module's tests run."""
-    modeling = kernels._modeling()
+    modeling = kernels.hybrid_module()
     before = {name: getattr(modeling, name) for name in kernels.NAMES}
     yield target.load(FOLDER / "target")
     for name, function in before.items():
@@ -86,7 +86,7 @@ def test_answers_are_plain_greedy_decoding(loaded, conversations):
 
 
 def test_the_training_kernels_equal_the_reference():
-    modeling = kernels._modeling()
+    modeling = kernels.hybrid_module()
     before = {name: getattr(modeling, name) for name in kernels.NAMES}
     try:
         kernels.plain()

@@ -62,6 +62,8 @@ CONFIGS = {
     "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(**_HYBRID, **_MOE, shared_expert_intermediate_size=24),
 }
 FAMILIES = tuple(CONFIGS)
+# sizes that GPU kernels are made for
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 
 
 def plain_torch_kernels() -> None:
@@ -75,15 +77,19 @@ def plain_torch_kernels() -> None:
             setattr(module, name, getattr(function, "__wrapped__", function))
 
 
-def reference_model(family: str, seed: int = 0, *, layers: int = 8, varied: bool = False) -> torch.nn.Module:
+def reference_model(family: str, seed: int = 0, *, layers: int = 8, varied: bool = False, wide: bool = False) -> torch.nn.Module:
     """The family's causal language model in float32, as transformers makes and runs it.
 
-    `varied` sharpens attention, so that greedy answers do not settle on one token; rounding errors grow faster then.
+    `varied` sharpens attention, so that greedy answers do not settle on one token; rounding errors grow faster then. `wide`: sizes of WIDE.
     """
     plain_torch_kernels()
     torch.manual_seed(seed)
     config = CONFIGS[family]()
     config.num_hidden_layers = layers
+    if wide:
+        config.initializer_range = 0.05
+        for name in WIDE.keys() & vars(config).keys():
+            setattr(config, name, WIDE[name])
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:layers]
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)

@@ -58,6 +58,28 @@ class Rotation:
         return torch.addcmul(wide * self.cos, wide.roll(wide.shape[-1] // 2, -1), self.sin).to(x.dtype)
 
 
+class RotaryTable:
+    """cos and signed sin float32 [at least length, D] of positions 0, 1, ..., from the family's own rotary module; grown as needed."""
+
+    def __init__(self, rotary: nn.Module, head_dim: int, device: torch.device) -> None:
+        self._rotary, self._head_dim, self._device = rotary, head_dim, device
+        self._table = (torch.empty(0), torch.empty(0))
+
+    def __call__(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if length > self._table[0].shape[0]:
+            size = max(2 * self._table[0].shape[0], length, 256)
+            positions = torch.arange(size)[None]
+            if hasattr(self._rotary, "mrope_section"):  # time, height and width of a token: for text all three are its position
+                positions = positions.expand(3, 1, size)
+            # the module casts to the dtype of its first argument
+            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), positions)
+            half = cos.shape[-1] // 2
+            still = (0, self._head_dim // 2 - half)
+            cos, sin = F.pad(cos[0, :, :half], still, value=1.0), F.pad(sin[0, :, :half], still, value=0.0)
+            self._table = (torch.cat((cos, cos), -1).to(self._device), torch.cat((-sin, sin), -1).to(self._device))
+        return self._table
+
+
 def rotary_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
     """Order of a head's features that pairs i with i + D/2 for the whole head.
 

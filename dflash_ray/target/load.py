@@ -2,11 +2,13 @@
 
 The family's own classes are built without storage, filled from the files tensor by tensor, and taken apart into `layers`. Layers past the
 last tap, the final norm and the head are read only where someone asked for them. Weights are float32 on a CPU and bf16 on a GPU unless
-told otherwise; float16 is refused, its range is too small for hidden states of large targets.
+told otherwise; float16 is refused, its range is too small for hidden states of large targets. On a GPU every layer passes the self-test of
+the fast path as it is loaded; where one does not, documents run apart through plain torch and the log says why.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,19 @@ import torch
 from torch import nn
 
 from dflash_ray.target.facts import TargetFacts, shape_facts, target_facts
-from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm
+from dflash_ray.target.fast import FastLayer
+from dflash_ray.target.fused import fused_for
+from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm, RotaryTable
+from dflash_ray.target.mixers import mixers_for, plain_mixers
 from dflash_ray.target.model import FrozenTarget
+from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
 from dflash_ray.target.weights import Checkpoint
 
 # frequencies of these do not depend on the length, so one table serves every pass
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+_WARM_TOKENS = 16384  # of the full-size pass that a GPU's kernels are tuned by
+log = logging.getLogger(__name__)
 
 
 def load_target(
@@ -35,6 +43,8 @@ def load_target(
     with_head: bool = False,
     random_shape: str | None = None,
     seed: int = 0,
+    fast: bool | None = None,
+    require_fast: bool = False,
 ) -> FrozenTarget:
     """A frozen target on `device`.
 
@@ -42,12 +52,18 @@ def load_target(
     teacher: keep all layers and the final norm (for teacher rows). with_head: these and the head (for decoding).
     layout: packed, padded, or auto (each batch says).
     random_shape: a name of `shapes.SHAPES`; random weights from `seed` instead of a folder.
+    fast: one packed pass through fused kernels if the self-test allows it; default on a GPU, except for decoding. require_fast: ValueError
+    where it does not. precision fp8 (products in e4m3) exists only there.
     """
     device = torch.device(device)
     facts = shape_facts(random_shape) if random_shape else target_facts(path)
     dtype = _dtype(precision, device)
     whole = teacher or with_head or taps is None
     kept = facts.num_layers if whole else max(taps) + 1
+    if fast is None:
+        fast = device.type == "cuda" and not with_head
+    if precision == "fp8" and not fast:
+        raise ValueError("target.precision: fp8 computes features on a GPU and nothing else; use bf16 to decode, bf16 or float32 on a CPU")
     model = _skeleton(facts, kept)
     checkpoint = None if random_shape else Checkpoint(path)
     generator = torch.Generator(device).manual_seed(seed)
@@ -61,10 +77,16 @@ def load_target(
 
     layers = []
     with torch.no_grad():
-        for index in range(kept):
-            layers.append(_layer(fill(model.layers[index], f"layers.{index}."), facts, index))
-            model.layers[index] = nn.Identity()  # what was joined into `layers` need not exist twice
         embedding = fill(model.embed_tokens, "embed_tokens.").weight
+        table = RotaryTable(type(model.rotary_emb)(model.config), facts.head_dim, device)
+        builder = _FastBuilder(facts, embedding, table, taps or [], fp8=precision == "fp8") if fast else None
+        for index in range(kept):
+            layer = _layer(fill(model.layers[index], f"layers.{index}."), facts, index)
+            if builder is not None:
+                builder.add(index, layer)
+            if precision != "fp8":
+                layers.append(layer)
+            model.layers[index] = nn.Identity()  # what was joined into `layers` need not exist twice
         norm = fill(model.norm, "norm.") if whole else None
         head = None
         if with_head:
@@ -73,6 +95,9 @@ def load_target(
             else:
                 head = checkpoint.head(device, tied=facts.tie_word_embeddings).to(dtype)
                 head = embedding if facts.tie_word_embeddings or checkpoint.head_name is None else head
+    report = builder.report if builder is not None else KernelReport()
+    if require_fast and report.reason:
+        raise ValueError(f"target.require_fast_path: {report.reason}; fix it or set require_fast_path to false (slower)")
     return FrozenTarget(
         facts=facts,
         taps=list(taps) if taps is not None else [],
@@ -80,9 +105,51 @@ def load_target(
         embedding=embedding,
         final_norm=norm,
         head=head,
-        rotary=type(model.rotary_emb)(model.config),
+        rotary_table=table,
         layout=layout,
+        mixers=plain_mixers() if report.reason else mixers_for(device),
+        fast=builder.layers if builder is not None and not report.reason else None,
+        kernels=report,
     )
+
+
+class _FastBuilder:
+    """Fast layers, made and tested one by one while the weights arrive; after the first refusal nothing but its reason."""
+
+    def __init__(self, facts: TargetFacts, embedding: torch.Tensor, table: RotaryTable, taps: list[int], *, fp8: bool) -> None:
+        delta, device = facts.has_linear_attention, embedding.device
+        self.taps, self.fp8 = taps, fp8
+        self.layers: list[FastLayer] = []
+        self.report = KernelReport(reason=fast_path_missing(device, embedding.dtype, delta=delta))
+        if self.report.reason:
+            self._refuse(self.report.reason)
+            return
+        self.fused = fused_for(device)
+        warm = _WARM_TOKENS if device.type == "cuda" else 0
+        self.test = SelfTest(embedding, table, delta=delta, warm_tokens=min(warm, 8 * facts.max_position_embeddings))
+        self.report = self.test.report
+
+    def add(self, index: int, layer: Layer) -> None:
+        if self.report.reason:
+            return
+        fast = FastLayer(layer, self.fused)
+        try:
+            self.test.check(index, layer, fast)
+            if self.fp8:
+                fast = FastLayer(layer, self.fused, fp8=True)
+                self.test.check_fp8(index, fast, self.taps)
+        except FastPathRefused as error:
+            return self._refuse(str(error))
+        except Exception as error:  # compilers, drivers and kernel libraries fail in ways of their own; all mean the same here
+            return self._refuse(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
+        self.layers.append(fast)
+
+    def _refuse(self, reason: str) -> None:
+        if self.fp8:
+            raise ValueError(f"target.precision: fp8 needs the fast path, which was refused: {reason}; use bf16")
+        self.layers.clear()
+        self.report = KernelReport(reason=reason)
+        log.warning("fast path refused, documents run apart through plain torch: %s", reason)
 
 
 def count_parameters(facts: TargetFacts, layers: int) -> int:
@@ -95,7 +162,7 @@ def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if precision not in _PRECISIONS:
-        raise ValueError(f"target.precision: {precision!r} is not supported here; use float32 or bf16 (float16 overflows hidden states)")
+        raise ValueError(f"target.precision: {precision!r} is not supported; use float32, bf16 or fp8 (float16 overflows hidden states)")
     return _PRECISIONS[precision]
 
 

@@ -23,6 +23,9 @@ class Rows:
 
     cu_seqlens: torch.Tensor | None = None  # int32 [D+1] on the device, or None: every row is one document
     lengths: tuple[int, ...] = ()  # with cu_seqlens: tokens of each document
+    # what CUDA's kernels derive from cu_seqlens, made once per pass by `mixers_cuda.kernel_rows`
+    delta_index: tuple[torch.Tensor, ...] | None = None
+    query_blocks: torch.Tensor | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -43,12 +46,16 @@ class Mixers:
     short_conv: Callable[..., torch.Tensor]
     delta_rule: Callable[..., torch.Tensor]
     delta_prefill: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    kernels: str  # what they are, for the log
+
+
+def plain_mixers() -> Mixers:
+    """Plain torch, on whatever device the tensors are: the only choice on a CPU, the oracle on a GPU."""
+    return Mixers(attention, short_conv, delta_rule, delta_prefill)
 
 
 def mixers_for(device: torch.device) -> Mixers:
     if device.type == "cpu":
-        return Mixers(attention, short_conv, delta_rule, delta_prefill, "plain torch")
+        return plain_mixers()
     if device.type == "cuda":
         from dflash_ray.target import mixers_cuda
 
@@ -96,21 +103,23 @@ def conv_valid(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows, unit: bool = False
+) -> torch.Tensor:
     if rows.cu_seqlens is not None:
-        return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows()), q, k, v, g, beta)
-    return delta_prefill(q, k, v, g, beta)[0]
+        return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows(), unit=unit), q, k, v, g, beta)
+    return delta_prefill(q, k, v, g, beta, unit=unit)[0]
 
 
 def delta_prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, unit: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`delta_rule` on rows that are documents, and the state float32 [B, Nv, Dk, Dv] after the last token.
 
-    A token with g = 0 and beta = 0 leaves the state as it was.
+    A token with g = 0 and beta = 0 leaves the state as it was. `unit`: q and k come normalised.
     """
     batch, length, heads, width = v.shape
-    qk, values, g, beta = delta_heads(torch.cat((q, k), 2), v, g, beta)
+    qk, values, g, beta = delta_heads(torch.cat((q, k), 2), v, g, beta, unit=unit)
     state = values.new_zeros(batch * heads, q.shape[-1], width)
     outputs = []
     for start in range(0, length, CHUNK):
@@ -123,16 +132,17 @@ def delta_prefill(
     return out.to(v.dtype), state.view(batch, heads, -1, width)
 
 
-def delta_heads(qk: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def delta_heads(qk: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, unit: bool = False) -> tuple[torch.Tensor, ...]:
     """Queries beside keys [B,T,2*Nk,Dk], v [B,T,Nv,Dv], g and beta [B,T,Nv] -> head-major float32 of B*Nv heads.
 
-    Returns qk [B*Nv,2,T,Dk], v [B*Nv,T,Dv], g and beta [B*Nv,T]. Queries and keys become x / sqrt(sum x^2 + 1e-6), queries also / sqrt(Dk);
-    each key head comes once for every value head it serves.
+    Returns qk [B*Nv,2,T,Dk], v [B*Nv,T,Dv], g and beta [B*Nv,T]. Queries and keys become x / sqrt(sum x^2 + 1e-6) unless they are
+    `unit` already; each key head comes once for every value head it serves.
     """
     batch, length, heads, _ = v.shape
     width = qk.shape[-1]
     qk = qk.float()
-    qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + 1e-6)
+    if not unit:
+        qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + 1e-6)
     qk = qk.view(batch, length, 2, -1, width).permute(0, 3, 2, 1, 4)  # [B, Nk, 2, T, Dk]
     if heads > qk.shape[1]:
         qk = qk.repeat_interleave(heads // qk.shape[1], dim=1)

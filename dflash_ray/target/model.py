@@ -2,7 +2,8 @@
 
 `features` returns the outputs of the tapped layers for every token of a batch, in document order and without padding, whatever layout
 the pass itself ran in. On a CPU a packed batch is one call per document, so a document's features do not depend on its neighbours by a
-single bit. On a GPU it is one row with `cu_seqlens` through every mixer; `varlen=True` runs that same path on a CPU.
+single bit. On a GPU it is one row through the fast path, packed or padded alike, unless the start found that path wanting (`kernels`).
+`varlen=True` runs the plain layers over one row with `cu_seqlens`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from torch import nn
 
 from dflash_ray.batch import Batch
 from dflash_ray.target.facts import TargetFacts
-from dflash_ray.target.layers import Layer, RmsNorm, Rotation
-from dflash_ray.target.mixers import Rows, mixers_for
+from dflash_ray.target.fast import FastLayer, documents, run_layers
+from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
+from dflash_ray.target.mixers import Mixers, Rows
+from dflash_ray.target.self_test import KernelReport
 
 
 class FrozenTarget:
-    """Made by `load_target`. `features` are [T, L*H] in the target's dtype: the L taps side by side, each H wide."""
+    """Made by `load_target`. `features` are [T, L*H] in the target's dtype: the L taps side by side, each H wide.
+
+    `layers` are the plain ones (none in 8 bits), `fast` the same for one packed pass, or None; `kernels` says which runs and why.
+    """
 
     def __init__(
         self,
@@ -30,8 +36,11 @@ class FrozenTarget:
         embedding: torch.Tensor,
         final_norm: nn.Module | None,
         head: torch.Tensor | None,
-        rotary: nn.Module,
+        rotary_table: RotaryTable,
         layout: str,
+        mixers: Mixers,
+        fast: list[FastLayer] | None,
+        kernels: KernelReport,
     ) -> None:
         self.facts, self.taps, self.layers = facts, taps, layers
         self.embedding, self.final_norm, self.head = embedding, final_norm, head
@@ -39,34 +48,21 @@ class FrozenTarget:
         self.decode_norm = None if final_norm is None else RmsNorm(final_norm, facts.rms_norm_eps)
         self.layout = layout
         self.device, self.dtype = embedding.device, embedding.dtype
-        self.mixers = mixers_for(self.device)
-        self._rotary = rotary
-        self._table = (torch.empty(0), torch.empty(0))
+        self.rotary_table, self.mixers, self.fast, self.kernels = rotary_table, mixers, fast, kernels
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: np.ndarray) -> Rotation:
         """Rotary factors of `positions` int64 [B or 1, T], each counted from its document's start."""
         cos, sin = self.rotary_table(int(positions.max()) + 1)
-        return Rotation(cos[positions].unsqueeze(2), sin[positions].unsqueeze(2))
-
-    def rotary_table(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin float32 [at least length, D] of positions 0, 1, ..., from the family's own rotary module; grown as needed."""
-        if length > self._table[0].shape[0]:
-            size = max(2 * self._table[0].shape[0], length, 256)
-            positions = torch.arange(size)[None]
-            if hasattr(self._rotary, "mrope_section"):
-                positions = positions.expand(3, 1, -1)  # time, height and width are one for text
-            # the module casts to the dtype of its first argument
-            cos, sin = self._rotary(torch.empty(1, dtype=torch.float32), positions)
-            half = cos.shape[-1] // 2
-            still = (0, self.facts.head_dim // 2 - half)
-            cos, sin = F.pad(cos[0, :, :half], still, value=1.0), F.pad(sin[0, :, :half], still, value=0.0)
-            self._table = (torch.cat((cos, cos), -1).to(self.device), torch.cat((-sin, sin), -1).to(self.device))
-        return self._table
+        at = torch.from_numpy(positions).to(self.device)
+        return Rotation(cos[at].unsqueeze(2), sin[at].unsqueeze(2))
 
     @torch.no_grad()
     def features(self, batch: Batch, *, varlen: bool | None = None) -> torch.Tensor:
-        """Tapped states [T, L*H] of a batch. `varlen` forces (True) or forbids (False) one packed row; default: on a GPU."""
+        """Tapped states [T, L*H] of a batch. `varlen` True: the plain layers in one row; False: document by document; default: fast."""
         out = self._empty_features(batch)
+        if self.fast is not None and varlen is None:
+            self._run_fast(batch, out)
+            return out
         for start, end, ids, positions, rows, real in self._passes(batch, varlen):
             self._run(ids, positions, rows, out[start:end], real)
         return out
@@ -82,6 +78,10 @@ class FrozenTarget:
         assert self.final_norm is not None, "teacher rows need a target loaded with teacher=True"
         positions_wanted = teacher_positions(batch, block_size)
         out = self._empty_features(batch)
+        if self.fast is not None and varlen is None:
+            last, real = self._run_fast(batch, out)
+            wanted = torch.from_numpy(positions_wanted.astype(np.int64)).to(self.device)
+            return out, positions_wanted, self.final_norm(last[wanted if real is None else real[wanted]])
         rows_out = torch.empty(len(positions_wanted), self.facts.hidden_size, dtype=self.dtype, device=self.device)
         for start, end, ids, positions, rows, real in self._passes(batch, varlen):
             last = self._run(ids, positions, rows, out[start:end], real)
@@ -91,37 +91,63 @@ class FrozenTarget:
         return out, positions_wanted, rows_out
 
     def _empty_features(self, batch: Batch) -> torch.Tensor:
+        longest = batch.lengths.max(initial=0)
+        if longest > self.facts.max_position_embeddings:
+            raise ValueError(
+                f"data.path: a document of {longest} tokens is longer than the target's {self.facts.max_position_embeddings} "
+                f"positions; prepare the data with a smaller --max-length"
+            )
         return torch.empty(batch.tokens, len(self.taps) * self.facts.hidden_size, dtype=self.dtype, device=self.device)
 
+    def _run_fast(self, batch: Batch, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One pass of the fast layers; writes the taps. The last output [allocated tokens, H], and where in it each token of the batch is.
+
+        A padded batch is one of equally long documents: padding at the end of a document reaches no token before it.
+        """
+        ids, lengths, real = batch.input_ids, batch.lengths[batch.lengths > 0], None
+        if batch.tokens == 0:
+            return self.embedding[:0], None
+        if self._layout(batch) == "padded":
+            longest = int(lengths.max())
+            starts = np.repeat(np.arange(len(lengths)) * longest - batch.cu_seqlens[:-1][batch.lengths > 0], lengths)
+            place = np.arange(batch.tokens) + starts
+            padded = np.zeros(len(lengths) * longest, dtype=np.int32)
+            padded[place] = ids
+            ids, lengths, real = padded, np.full(len(lengths), longest), self._to_device(place)
+        delta = self.facts.has_linear_attention
+        docs = documents(lengths, self.device, self.rotary_table(int(lengths.max())), delta=delta)
+        return run_layers(self.fast, self._to_device(ids), self.embedding, docs, self.taps, out, real), real
+
+    def _to_device(self, values: np.ndarray) -> torch.Tensor:
+        """A copy on the device that the host does not wait for."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _layout(self, batch: Batch) -> str:
+        return batch.layout if self.layout == "auto" else self.layout
+
     def _passes(self, batch: Batch, varlen: bool | None):
-        """Forward passes of a batch: (first token, end, ids [B,T], positions, rows, lengths of the real tokens per row or None)."""
+        """Passes of the plain layers: (first token, end, ids [B,T], positions [B or 1,T], rows, real tokens per row or None)."""
         if batch.tokens == 0:
             return
         lengths = batch.lengths
-        if lengths.max() > self.facts.max_position_embeddings:
-            raise ValueError(
-                f"data.path: a document of {lengths.max()} tokens is longer than the target's {self.facts.max_position_embeddings} "
-                f"positions; prepare the data with a smaller --max-length"
-            )
         ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(self.device)
-        layout = batch.layout if self.layout == "auto" else self.layout
-        if layout == "padded":
+        if self._layout(batch) == "padded":
             longest = int(lengths.max())
             column = np.arange(longest)
             source = np.minimum(batch.cu_seqlens[:-1, None] + column, batch.tokens - 1)
             padded = torch.where(torch.from_numpy(column < lengths[:, None]).to(self.device), ids[torch.from_numpy(source)], 0)
-            yield 0, batch.tokens, padded, torch.arange(longest, device=self.device)[None], Rows(), lengths
-        elif varlen or (varlen is None and self.device.type == "cuda"):
+            yield 0, batch.tokens, padded, column[None], Rows(), lengths
+        elif varlen:
             starts = np.repeat(batch.cu_seqlens[:-1].astype(np.int64), lengths)
-            positions = torch.from_numpy(np.arange(batch.tokens) - starts).to(self.device)[None]
             cu_seqlens = torch.from_numpy(batch.cu_seqlens.astype(np.int32)).to(self.device)
-            yield 0, batch.tokens, ids[None], positions, Rows(cu_seqlens, tuple(int(n) for n in lengths)), None
+            yield 0, batch.tokens, ids[None], (np.arange(batch.tokens) - starts)[None], Rows(cu_seqlens, tuple(lengths.tolist())), None
         else:
             for start, end in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):
                 if end > start:
-                    yield start, end, ids[None, start:end], torch.arange(end - start, device=self.device)[None], Rows(), None
+                    yield start, end, ids[None, start:end], np.arange(end - start)[None], Rows(), None
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor, rows: Rows, out: torch.Tensor, real: np.ndarray | None) -> torch.Tensor:
+    def _run(self, ids: torch.Tensor, positions: np.ndarray, rows: Rows, out: torch.Tensor, real: np.ndarray | None) -> torch.Tensor:
         """One pass; writes the taps into `out` [tokens, L*H] and returns the last kept layer's output [B, T, H]."""
         width = self.facts.hidden_size
         rotate = self.rotation(positions)

@@ -16,7 +16,7 @@ BLOCK = 16
 NAMES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update")
 
 
-def _modeling():
+def hybrid_module():
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
     return modeling_qwen3_5
@@ -34,7 +34,7 @@ def _dropping_unknown(function: Callable) -> Callable:
 
 def plain() -> None:
     """transformers' own torch functions, for any device, with and without a cache."""
-    modeling = _modeling()
+    modeling = hybrid_module()
     for name in NAMES:
         setattr(modeling, name, _dropping_unknown(inspect.unwrap(getattr(modeling, name))))
 
@@ -42,7 +42,7 @@ def plain() -> None:
 def short_rows() -> None:
     """The functions below, for training only: they know no cache and no padding on the left."""
     plain()
-    modeling = _modeling()
+    modeling = hybrid_module()
     modeling.torch_chunk_gated_delta_rule = _dropping_unknown(functools.wraps(modeling.torch_chunk_gated_delta_rule)(delta_rule))
     modeling.causal_conv1d_fn = _dropping_unknown(functools.wraps(modeling.causal_conv1d_fn)(causal_conv))
 
