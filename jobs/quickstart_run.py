@@ -7,6 +7,7 @@ in runs/quickstart/.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     _train(config, folder)
     seconds = {"training": time.monotonic() - began}
     _export(folder)
-    served = _evaluate(target, prompts, folder)
+    served = _evaluate(target, prompts, folder, threads=1 if args.target == "quickstart" else os.cpu_count())
     seconds["all"] = time.monotonic() - began
     _report(folder, served, seconds)
     return 0
@@ -105,7 +106,7 @@ def _export(folder: Path) -> None:
         raise SystemExit(code)
 
 
-def _evaluate(target: Path, prompts: dict[str, Path], folder: Path) -> dict[str, Any]:
+def _evaluate(target: Path, prompts: dict[str, Path], folder: Path, threads: int) -> dict[str, Any]:
     out = folder / "evaluation.json"
     if out.exists():
         _skip("evaluation")
@@ -114,7 +115,7 @@ def _evaluate(target: Path, prompts: dict[str, Path], folder: Path) -> dict[str,
 
     console.rule("serving: block-wise speculative decoding against plain greedy decoding", align="left")
     flags = ["--drafter", str(folder / "export"), "--target", str(target), "--prompts", str(prompts["heldout"])]
-    if code := evaluate([*flags, "--limit", str(SERVED_PROMPTS), "--json", str(out)]):
+    if code := evaluate([*flags, "--threads", str(threads), "--limit", str(SERVED_PROMPTS), "--json", str(out)]):
         raise SystemExit(code)
     return json.loads(out.read_text())
 
