@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -36,6 +37,7 @@ def _numbers(value: Any) -> Any:
 
 
 IntList = Annotated[list[int], BeforeValidator(_numbers)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 AutoIntList = Annotated[Literal["auto"] | list[int], BeforeValidator(_numbers)]
 
 
@@ -45,7 +47,7 @@ class Section(BaseModel):
 
 class RunConfig(Section):
     name: str = Field("dflash", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of the run, its folder and its actors")
-    dir: Path | None = Field(None, description="run folder; default runs/NAME, or ~/dflash_ray/runs/NAME under `ray job submit`")
+    dir: UserPath | None = Field(None, description="run folder; default runs/NAME, or ~/dflash_ray/runs/NAME under `ray job submit`")
     seed: int = Field(0, ge=0, lt=2**31)
     max_steps: int | None = Field(None, ge=1, description="stop after this many optimizer steps; never changes the schedule")
     resume: str = Field("never", description="never, auto (newest whole checkpoint of the run folder) or a checkpoint folder")
@@ -53,7 +55,7 @@ class RunConfig(Section):
 
 
 class TargetConfig(Section):
-    path: Path | None = Field(None, description="Hugging Face folder of the frozen target")
+    path: UserPath | None = Field(None, description="Hugging Face folder of the frozen target")
     shape: str | None = Field(None, description="a known shape (qwen3.6-27b): explains or benchmarks a run without a folder")
     weights: Literal["checkpoint", "random"] = Field("checkpoint", description="random: benchmark weights at target.shape")
     precision: Literal["auto", "float32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
@@ -85,7 +87,7 @@ class DraftConfig(Section):
 
 
 class DataConfig(Section):
-    path: Path | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
+    path: UserPath | None = Field(None, description="dataset folder made by jobs.prepare_data, or saved by Hugging Face datasets")
     columns: dict[str, str] = Field(default_factory=dict, description="our column name -> the folder's column name")
     samples: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: how many samples")
     tokens: int | None = Field(None, ge=1, description="for --dry-run where the dataset is not: tokens of one epoch")

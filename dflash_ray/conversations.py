@@ -147,6 +147,12 @@ def _split_reasoning(text: str) -> tuple[str, str, str]:
     return match[3].lstrip("\n"), text if match[1] else "<think>\n" + text.lstrip(), match[2].strip()
 
 
+def answer_message(text: str, prompt_ids: list[int], output_ids: list[int]) -> Message:
+    """The assistant message of an answer as the target wrote it: `text` without the prompt and without the end-of-turn token."""
+    content, inline, reasoning = _split_reasoning(text)
+    return Message("assistant", content, reasoning, inline, prompt_ids=tuple(prompt_ids), output_ids=tuple(output_ids))
+
+
 def _answer_ids(message: dict, index: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     prompt, output = message.get("prompt_ids"), message.get("output_ids")
     if output is None:

@@ -187,11 +187,11 @@ def _measure(
     if settings.temperature == 0:
         for prompt, expected, answer in zip(prompts, one.plain, one.answers, strict=True):
             if answer.tokens != expected:
-                one.excused.append(target.dtype != torch.float32 and _undecided(target, prompt, expected, answer.tokens))
+                one.excused.append(target.dtype != torch.float32 and undecided(target, prompt, expected, answer.tokens))
 
 
 @torch.inference_mode()
-def _undecided(target: FrozenTarget, prompt: list[int], expected: list[int], got: list[int]) -> bool:
+def undecided(target: FrozenTarget, prompt: list[int], expected: list[int], got: list[int]) -> bool:
     """Whether one-token passes leave the first token that differs open: gap of the two best logits within `UNDECIDED` of the larger."""
     shared = next((index for index, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
     if shared is None:  # one is the other's beginning: they stopped at different places for another reason

@@ -237,7 +237,7 @@ def _read_parquet(file: InputFile) -> Iterator[tuple[Chunk, int]]:
 
 
 def _read_arrow(file: InputFile) -> Iterator[tuple[Chunk, int]]:
-    with pa.memory_map(str(file.path)) as source:
+    with pa.OSFile(str(file.path)) as source:  # read, not mapped: mapped pages count as this process's memory
         try:
             batches = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:

@@ -15,6 +15,7 @@ from dflash_ray.dataset import open_dataset
 from dflash_ray.prepare import PrepareSettings
 from dflash_ray.tokenizer import ChatTokenizer
 
+LOW_SHARE = 0.5  # of supervised tokens that are the target's own choice
 _SHOWN_CHARACTERS = 400
 
 
@@ -75,9 +76,26 @@ def print_report(report: dict[str, Any], settings: PrepareSettings) -> None:
     if report["samples"]:
         splits = ", ".join(f"{name} {split['samples']:,} samples" for name, split in report["splits"].items())
         console.print(f"{splits} in {settings.output}")
+    if "on_policy" in report:
+        _print_on_policy(console, report["on_policy"])
     if report["tokens_per_second"]:
         peak = report["peak_memory_bytes"] / 2**20
         console.print(f"{report['seconds']:.1f} s, {report['tokens_per_second']:,} tokens/s, at most {peak:,.0f} MiB of memory")
+
+
+def _print_on_policy(console: Console, measured: dict[str, Any]) -> None:
+    for name in ("with_thinking", "without_thinking"):
+        part = measured[name]
+        if part["tokens"]:
+            console.print(
+                f"{name.replace('_', ' ')}: {part['share']:.2f} of {part['tokens']:,} supervised tokens in {part['samples']} samples are "
+                "the target's own choice"
+            )
+            if part["share"] < LOW_SHARE:
+                console.print(
+                    f"warning: under {LOW_SHARE}: the answers are by another author; a drafter learns best from the target's own answers, "
+                    "make them with jobs.generate"
+                )
 
 
 def show_samples(tokenizer: ChatTokenizer, path: Path, number: int = 3) -> None:

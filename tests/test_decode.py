@@ -96,25 +96,25 @@ def hugging_face_greedy(model, prompt: list[int], new: int) -> list[int]:
 def test_plain_decoding_gives_what_transformers_generates(name, families):
     model, target = families(name)
     for prompt in prompts_of(1, 70):
-        tokens = plain_greedy(target, prompt, 40, [])
-        assert tokens == hugging_face_greedy(model, prompt, 40)
-        assert len(set(tokens)) > 10
+        tokens = plain_greedy(target, prompt, 30, [])
+        assert tokens == hugging_face_greedy(model, prompt, 30)
+        assert len(set(tokens)) > 8
 
 
 @pytest.mark.parametrize("sliding", [False, True])
 def test_speculative_tokens_are_the_plain_ones(target, sliding):
     drafter = random_drafter(target, sliding=sliding)
     for prompt in prompts_of(1, 30):
-        [answer] = speculative(target, drafter, [prompt], max_new_tokens=80, stop_ids=[])
-        assert answer.tokens == plain_greedy(target, prompt, 80, [])
+        [answer] = speculative(target, drafter, [prompt], max_new_tokens=48, stop_ids=[])
+        assert answer.tokens == plain_greedy(target, prompt, 48, [])
 
 
 @torch.inference_mode()
 def test_a_long_run_of_rollbacks_of_every_length_stays_on_the_plain_answer(target):
     [prompt] = prompts_of(17)
-    answer = plain_greedy(target, prompt, 200, [])
+    answer = plain_greedy(target, prompt, 130, [])
     rng = np.random.default_rng(0)
-    state = TargetState(target, 1, len(prompt) + 200 + BLOCK)
+    state = TargetState(target, 1, len(prompt) + 130 + BLOCK)
     state.prefill([prompt])
     done, seen = 1, set()
     while done + BLOCK < len(answer):

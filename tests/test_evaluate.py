@@ -13,6 +13,7 @@ from dflash_ray.decode.plain import plain_greedy
 from dflash_ray.draft.export import export_drafter
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.shape import DraftShape
+from dflash_ray.evaluate import undecided
 from dflash_ray.prompts import read_prompts
 from dflash_ray.target.load import load_target
 from dflash_ray.tokenizer import ChatTokenizer
@@ -130,6 +131,28 @@ def test_sampling_says_so_and_is_repeatable(pair, tmp_path):
     first, again = (run_job(pair, prompts, tmp_path, *flags) for _ in range(2))
     assert first["lossless"] is None and first["divergences"] is None
     assert first["tau"] == again["tau"] and first["tokens"] == again["tokens"]
+
+
+def test_a_divergence_in_bf16_is_excused_only_where_the_target_was_undecided(pair):
+    target = load_target(pair[0], taps=[0, 2], device="cpu", precision="bf16", with_head=True)
+    prompt = [2, 3, 50, 51, 1, 2, 4]
+    expected = plain_greedy(target, prompt, 20, [])
+    other = 30 if expected[12] != 30 else 31
+    changed = [*expected[:12], other, *expected[13:]]
+    assert not undecided(target, prompt, expected, changed)
+    assert not undecided(target, prompt, expected, expected[:12])
+    target.head = target.head.clone()
+    target.head[other] = target.head[expected[12]]  # now both score the same, and the lower id wins
+    expected = plain_greedy(target, prompt, 20, [])
+    changed = [*expected[:12], other if expected[12] != other else 30, *expected[13:]]
+    assert undecided(target, prompt, expected, changed)
+
+
+def test_bf16_reports_how_many_prompts_differ(pair, tmp_path):
+    prompts = write_rows(tmp_path / "p.jsonl", *(talk(f"w{n}", "w9") for n in range(10, 14)))
+    result = run_job(pair, prompts, tmp_path, "--max-new-tokens", "20", "--precision", "bf16")
+    assert result["precision"] == "bf16"
+    assert 0 <= result["divergences"] <= 4 and (result["lossless"] or result["divergences"])
 
 
 def change(folder, name, tmp_path, **values):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -332,3 +335,22 @@ def test_chunks_are_cut_the_same_way_every_time(tmp_path):
     _lines(tmp_path / "a.jsonl", 5000)
     first, again = ([chunk.lines for chunk in islice(read_chunks(find_files([tmp_path])), 10)] for _ in range(2))
     assert first == again and len(first) > 2
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_input(tmp_path, folder):
+    """Four times the tokens, both more than one part holds."""
+    peaks = []
+    ids, mask = list(range(2, 102)) * 10, [0] * 500 + [1] * 500
+    for size in (10_000, 40_000):
+        table = pa.table({"input_ids": [ids] * 100, "loss_mask": [mask] * 100})
+        with pa.ipc.new_stream(tmp_path / f"{size}.arrow", table.schema) as writer:
+            for _ in range(size // 100):
+                writer.write_table(table)
+        command = [sys.executable, "-m", "jobs.prepare_data", "--input", str(tmp_path / f"{size}.arrow"), "--tokenizer", str(folder)]
+        command += ["--output", str(tmp_path / f"out{size}"), "--json", str(tmp_path / f"{size}.json")]
+        subprocess.run(command, check=True, capture_output=True, timeout=280)
+        report = json.loads((tmp_path / f"{size}.json").read_text())
+        assert report["tokens"] == size * 1000
+        peaks.append(report["peak_memory_bytes"])
+    assert peaks[1] - peaks[0] < 32 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from dflash_ray.conversations import parse_row
 from dflash_ray.render import Renderer
@@ -182,6 +182,15 @@ def test_an_end_of_turn_spelled_in_an_answer_is_text_and_one_token_ends_the_turn
     assert ids.count(chat.token_id("<|im_end|>")) == 1 and out.spelled_specials == 1
 
 
+def test_a_special_token_of_the_template_and_one_of_the_text_in_one_answer_are_refused(tmp_path):
+    opens = KEEPS.replace("{{ m.content }}", "{% if m.role == 'assistant' %}<s>{% endif %}{{ m.content }}")
+    chat = ChatTokenizer(save_tokenizer(tmp_path / "opens", opens))
+    ids = _supervised(_render(chat, _conversation([("how?", "", "fox")])).samples[0])[0]
+    assert ids[0] == chat.token_id("<s>")
+    with pytest.raises(Refused, match="special_token_in_answer"):
+        _render(chat, _conversation([("how?", "", "say <s>")]))
+
+
 @pytest.mark.parametrize(("name", "tail"), [("keeps", "\n"), ("bare", "</s>")])
 def test_what_follows_the_end_of_turn_has_mask_0(chats, name, tail):
     ids, mask = _render(chats[name], _conversation([("one", "", "fox")])).samples[0]
@@ -306,6 +315,27 @@ def test_a_later_turn_past_the_end_is_counted_as_too_long(chats):
     assert out.turns == 1 and [turn.reason for turn in out.refused_turns] == ["too_long"]
 
 
+def test_turns_past_the_end_are_all_counted_though_not_all_rendered(chats):
+    out = _render(chats["keeps"], _conversation([("one", "", "fox")] * 40), max_length=60)
+    assert out.turns + len(out.refused_turns) == 40 and {turn.reason for turn in out.refused_turns} == {"too_long"}
+
+
+def test_a_turn_behind_others_that_are_too_long_is_kept_if_dropped_reasoning_makes_it_short(chats):
+    call = [{"function": {"name": "f", "arguments": {}}}]
+    step = [{"role": "assistant", "content": "", "tool_calls": call}, {"role": "tool", "content": "ok"}]
+    messages = [{"role": "user", "content": "one"}, {**step[0], "reasoning_content": "fox " * 2000}, step[1], *step * 12]
+    messages += [{"role": "assistant", "content": "end"}, {"role": "user", "content": "two"}, {"role": "assistant", "content": "dog"}]
+    out = _render(chats["strips"], messages, max_length=1500)
+    assert chats["strips"].decode(_supervised(out.samples[-1])[-1]) == "dog<|im_end|>"
+
+
+def test_a_limit_never_cuts_a_token_in_two(chats, references):
+    whole = references["keeps"].encode("=" * 4000, add_special_tokens=False)
+    assert len(whole) < 100
+    for limit in range(1, len(whole)):
+        assert chats["keeps"].encode("=" * 4000, limit)[:limit] == whole[:limit]
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=_texts, repeats=st.integers(1, 200), limit=st.integers(1, 300))
 def test_a_limited_encoding_begins_as_the_whole_one(chats, references, text, repeats, limit):
@@ -322,6 +352,17 @@ def test_encoding_by_pieces_is_the_tokenizers_own(chats, references, text):
 
 
 # ---- tokenizers and templates
+
+
+@pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}, {"single_word": True}, {"normalized": True}])
+def test_tokens_that_touch_their_neighbours_are_no_borders(tmp_path, flags):
+    folder = save_tokenizer(tmp_path / "strip", KEEPS)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("<|pad|>", **{"special": True, "normalized": False, **flags})])
+    tokenizer.save_pretrained(folder)
+    chat, reference = ChatTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in ("fox <|pad|> dog", "fox<|pad|>\n\ndog<|im_end|> <|pad|>", "\n<|pad|><|pad|>  fox", "a<|pad|>b"):
+        assert chat.encode(text) == reference.encode(text, add_special_tokens=False)
 
 
 def test_a_tokenizer_that_marks_the_first_word_marks_no_answer(tmp_path):
@@ -362,6 +403,9 @@ def test_the_fingerprint_is_that_of_the_behaviour(tmp_path, chats, folders):
     strips = chats["strips"].fingerprint()
     assert strips["tokenizer"] == chats["keeps"].fingerprint()["tokenizer"]
     assert strips["chat_template"] != chats["keeps"].fingerprint()["chat_template"]
+    copy.add_tokens(["<|one more|>"])
+    copy.save_pretrained(tmp_path / "more")
+    assert ChatTokenizer(tmp_path / "more").fingerprint()["tokenizer"] != chats["keeps"].fingerprint()["tokenizer"]
     other = ChatTokenizer(save_tokenizer(tmp_path / "other", KEEPS, vocabulary=330))
     assert other.fingerprint()["tokenizer"] != chats["keeps"].fingerprint()["tokenizer"]
 

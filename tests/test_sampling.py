@@ -30,7 +30,7 @@ def test_a_block_gives_the_targets_distribution_for_good_and_bad_drafters():
     rng = np.random.default_rng(0)
     target = torch.from_numpy(rng.dirichlet(np.full(8, 0.5), 3))
     for draft in (target[:2], torch.from_numpy(rng.dirichlet(np.full(8, 0.5), 2)), torch.eye(8, dtype=torch.float64)[[1, 2]]):
-        rounds = 4000
+        rounds = 2000
         first, second = np.zeros(8), np.zeros(8)
         for number in range(rounds):
             stream = Stream(7, number)
@@ -57,7 +57,7 @@ def test_speculative_and_plain_sampling_draw_pairs_of_tokens_with_the_targets_pr
     save_target("qwen3_5", tmp_path, layers=4, varied=True)
     target = load_target(tmp_path, taps=[0, 2], device="cpu", with_head=True)
     [prompt] = prompts_of(6)
-    temperature, rounds = 0.3, 2000
+    temperature, rounds = 0.3, 1000
     settings = {"max_new_tokens": 2, "stop_ids": [], "temperature": temperature, "batch_size": 200}
 
     def distribution(ids: list[int]) -> torch.Tensor:

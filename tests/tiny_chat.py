@@ -11,6 +11,7 @@ _TEXT = [
     "the quick brown fox jumps over the lazy dog and counts one two three four five six seven",
     "user assistant system tool You are a helpful assistant. What is 12 + 30? It is 42.",
     "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n\n",
+    "=" * 64,  # one token
 ] * 20
 
 _CALLS = (

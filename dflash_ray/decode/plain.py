@@ -25,11 +25,13 @@ def generate_batch(
     temperature: float = 0.0,
     seed: int = 0,
     batch_size: int = 64,
+    streams: Sequence[int] | None = None,
     on_answer: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
     """Answers (token ids, the stop token included where one came) to `prompts`, in their order.
 
     An answer ends after a stop id, `max_new_tokens`, or the target's last position. `on_answer(number, tokens)` is called as each ends.
+    `streams` numbers each prompt's own stream of random numbers, by default its place in `prompts`.
     """
     check_prompts(target, prompts)
     stops = set(stop_ids)
@@ -40,7 +42,7 @@ def generate_batch(
     if not rows:
         return answers
     state = TargetState(target, len(rows), max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)))
-    streams = [Stream(seed, number) for number in range(len(prompts))] if temperature > 0 else []
+    random = [Stream(seed, number) for number in (streams or range(len(prompts)))] if temperature > 0 else []
     last = [0] * len(rows)
 
     def take(row: int, token: int) -> None:
@@ -56,7 +58,7 @@ def generate_batch(
     def choose(logits: torch.Tensor, numbers: list[int | None]) -> list[int]:
         if temperature == 0:
             return logits.argmax(-1).tolist()
-        uniforms = torch.tensor([0.0 if number is None else streams[number].draw(1)[0] for number in numbers], dtype=torch.float64)
+        uniforms = torch.tensor([0.0 if number is None else random[number].draw(1)[0] for number in numbers], dtype=torch.float64)
         return sample(probabilities(logits, temperature), uniforms.to(logits.device)).tolist()
 
     while True:

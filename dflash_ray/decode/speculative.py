@@ -61,7 +61,6 @@ def speculative(
     state, draft = TargetState(target, len(rows), capacity), DraftState(drafter, len(rows), capacity)
     streams = [Stream(seed, number) for number in range(len(prompts))]
     last = [0] * len(rows)
-    passes = 0
 
     def take(row: int, tokens: list[int]) -> list[int]:
         """The tokens that still belong to the answer in `row`; frees the row when it ends."""
@@ -128,7 +127,7 @@ def speculative(
             answers[number].passes.append(Pass(proposed, accepted, take(row, [*proposed[:accepted], bonus])))
         state.keep(counts)
         draft.append(features, block, counts)
-        passes += len(rows)
+    passes = sum(len(answer.passes) for answer in answers)
     assert state.processed == sum(map(len, prompts)) + passes * block, (state.processed, passes)
     return answers
 

@@ -104,7 +104,8 @@ class DeltaCache:
 class TargetState:
     """Buffers for `batch` sequences of at most `capacity` tokens each, rejected ones included.
 
-    `lengths` are the valid tokens of each sequence; `processed` counts every token that went through the target, padding excluded.
+    `lengths` are the valid tokens of each sequence; `processed` counts the tokens that went through the target for sequences that had not
+    ended, kept or not.
     Features are the target's taps side by side, [..., L*H].
     """
 
@@ -158,7 +159,6 @@ class TargetState:
             x = x + layer.mlp(layer.post_norm(x))
             if tapped:
                 taps.append(x)
-        self.processed += self.batch * new
         self._new = new
         return self._logits(x), torch.cat(taps, -1) if taps else None
 
@@ -171,6 +171,7 @@ class TargetState:
         for cache in self._caches:
             cache.keep(counts)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.processed += self._new * sum(count > 0 for count in counts)
         self._new = 0
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -90,10 +90,13 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
     if model_type not in FAMILIES:
         raise ValueError(f"target.path: {where} has model_type {model_type!r}; supported are {', '.join(FAMILIES)}")
 
-    def need(key: str) -> Any:
-        if text.get(key) is None:
+    def need(key: str) -> int:
+        value = text.get(key)
+        if value is None:
             raise ValueError(f"target.path: {where} has no {key}; it is needed and never guessed")
-        return text[key]
+        if type(value) is not int or value < 1:
+            raise ValueError(f"target.path: {where} has {key} {value!r}; a whole number of at least 1 is expected")
+        return value
 
     heads = need("num_attention_heads")
     layers = need("num_hidden_layers")
@@ -109,7 +112,7 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
         num_key_value_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or need("hidden_size") // heads,
         rope_theta=_rope_theta(text, where),
-        rms_norm_eps=float(need("rms_norm_eps")),
+        rms_norm_eps=_positive(text.get("rms_norm_eps"), "rms_norm_eps", where),
         max_position_embeddings=need("max_position_embeddings"),
         layer_types=layer_types,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
@@ -143,41 +146,15 @@ def _rope_theta(text: dict[str, Any], where: str) -> float:
     rope = text.get("rope_parameters")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     theta = text.get("rope_theta") if theta is None else theta
-    if theta is None:
-        raise ValueError(f"target.path: {where} has no rope_theta, at the top or in rope_parameters; add the value it was trained with")
-    return float(theta)
+    return _positive(theta, "rope_theta (at the top or in rope_parameters)", where)
 
 
-def resolve_taps(config_value: str | list[int], num_layers: int, num_taps: int) -> list[int]:
-    """Taps of a target of `num_layers`: the ids given, or for "auto" `round(1 + i*(n-4)/(L-1))` (L = 1: n // 2).
-
-    Ids are layers whose OUTPUT is read. ValueError for the last layer, outside the target, repeated or not ascending.
-    """
-    n = num_layers
-    if config_value == "auto":
-        taps = [n // 2] if num_taps == 1 else [round(1 + i * (n - 4) / (num_taps - 1)) for i in range(num_taps)]
-        if len(set(taps)) < num_taps or taps != sorted(taps) or not 0 <= taps[0] <= taps[-1] < n - 1:
-            raise ValueError(
-                f"draft.num_taps: {num_taps} taps do not fit a {n}-layer target (the rule gives {taps}); "
-                f"use fewer, or list them in draft.target_layer_ids"
-            )
-        return taps
-    taps = list(config_value)
-    key = "draft.target_layer_ids"
-    if not taps:
-        raise ValueError(f"{key}: empty; list at least one layer of 0..{n - 2}, or auto")
-    for tap in taps:
-        if tap == n - 1:
-            raise ValueError(
-                f"{key}: {tap} is the last layer of a {n}-layer target; servers read taps before each layer. Use ids 0..{n - 2}."
-            )
-        if not 0 <= tap < n:
-            raise ValueError(f"{key}: {tap} is outside a {n}-layer target; use ids 0..{n - 2}.")
-    if len(set(taps)) < len(taps):
-        raise ValueError(f"{key}: {taps} repeats a layer; name each once.")
-    if taps != sorted(taps):
-        raise ValueError(f"{key}: {taps} is not ascending; write {sorted(taps)}.")
-    return taps
+def _positive(value: Any, key: str, where: str) -> float:
+    if value is None:
+        raise ValueError(f"target.path: {where} has no {key}; add the value the target was trained with")
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"target.path: {where} has {key} {value!r}; a positive number is expected")
+    return float(value)
 
 
 def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:

@@ -1,0 +1,103 @@
+"""The target's own answers: `python -m jobs.generate --prompts FILE ... --target DIR --output FILE`.
+
+Every assistant turn of a conversation is answered anew, in order; a conversation that ends with a question gets an answer. Settings such as
+`--generation.batch_size 64`, `--topology 4-1` (four targets) or `--target.precision bf16` may follow, as for jobs.train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+from jobs.cli import Arguments, config_from, require_absolute, run
+
+THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
+
+
+def main(argv: list[str]) -> int:
+    parser = Arguments(prog="python -m jobs.generate", description=__doc__)
+    parser.add_argument("--prompts", required=True, nargs="+", type=Path, action="extend", metavar="FILE", help="conversations")
+    parser.add_argument("--target", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="conversations with the target's answers and their ids")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, help="per answer (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--thinking", choices=THINKING, default="off", help="the template's thinking switch; both: a row of each")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
+    parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
+    args, rest = parser.parse_known_args(argv)
+    config = config_from(rest)
+    for path in args.prompts:
+        require_absolute(prompts=path)
+    require_absolute(target=args.target, output=args.output, chat_template=args.chat_template, json=args.json)
+    for flag, path in (("--output", args.output), ("--json", args.json)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{flag} {path}: its folder does not exist; create it first")
+
+    from dflash_ray.generate import CrewLost, GenerateSettings, Tally, generate
+    from dflash_ray.rows import find_files
+    from dflash_ray.target.facts import target_facts
+    from dflash_ray.tokenizer import ChatTokenizer
+
+    settings = GenerateSettings(
+        prompts=tuple(args.prompts),
+        target=args.target,
+        output=args.output,
+        thinking=THINKING[args.thinking],
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=config.run.seed,
+        group=4 * config.generation.batch_size,
+    )
+    settings.check()
+    facts = target_facts(args.target)
+    find_files(list(args.prompts))
+    tokenizer = ChatTokenizer(args.target, args.chat_template)
+    tokenizer.require_template()
+    stops = tuple(sorted({*facts.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))
+
+    from jobs.generate_crew import start_crew  # Ray is loaded after everything that can be checked without it
+
+    bar = Progress(SpinnerColumn(), "{task.description}", TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("answering", total=None)
+
+    def show(tally: Tally) -> None:
+        bar.update(task, description=f"{tally.answered + tally.reused:,} answered, {tally.tokens:,} tokens")
+
+    try:
+        crew = start_crew(settings, config, stops)
+        try:
+            with bar:
+                report = generate(settings, tokenizer, facts, stops, crew, show)
+        finally:
+            crew.close()
+    except CrewLost as error:
+        print(f"failed: {error}; what was answered is kept, the same command goes on from there", file=sys.stderr)
+        return 1
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print_report(report, args.output)
+    return 0 if report["written"] else 1
+
+
+def print_report(report: dict, output: Path) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"{report['rows_read']:,} rows read; {report['answered']:,} conversations answered, {report['reused']:,} answered before, "
+        f"{report['failed']:,} failed"
+    )
+    for title, reasons in (("cannot be asked", "skipped"), ("failed calls", "failed_calls"), ("ended early", "ended_early")):
+        for reason, number in report[reasons].items():
+            console.print(f"  {title}: {number:,} x {reason}")
+            if reason in report["examples"] and reasons == "skipped":
+                console.print(f"      {report['examples'][reason]}")
+    console.print(
+        f"{report['turns']:,} turns, {report['tokens']:,} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:,} tokens/s)"
+    )
+    console.print(f"{report['written']:,} rows in {output}")
+
+
+if __name__ == "__main__":
+    run(main)
