@@ -136,3 +136,6 @@ def test_a_bf16_micro_step_on_a_gpu_is_near_float64(loss):
         for (name, _), a, b in zip(exact.model.named_parameters(), gpu._gradients[kind], gradients, strict=True):
             assert (a.cpu().double() - b).norm() < 0.03 * b.norm(), f"{kind} {name}"
     assert gpu.optimizer_step(0)["grad_norm"] == pytest.approx(exact.optimizer_step(0)["grad_norm"], rel=0.01)
+    staged = gpu.stage(batch, features)  # from the host, on its own stream
+    held_out = gpu.evaluate_staged(staged), exact.evaluate(batch, features)
+    assert held_out[0]["ce"] == pytest.approx(held_out[1]["ce"], rel=1e-3)
