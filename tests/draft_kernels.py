@@ -9,6 +9,7 @@ import sys
 import torch
 
 from dflash_ray.draft import ops
+from dflash_ray.draft.attention import plain_attention
 from dflash_ray.draft.kernels import adamw, attention, rows, softmax
 from dflash_ray.draft.loss import plain_head
 from dflash_ray.draft.mask import Blocks
@@ -105,6 +106,16 @@ def attention_errors(device, dtype, case) -> dict[str, float]:
     return {"out": error(out, exact)} | {name: error(a, b) for name, a, b in zip(names, grads, exact_grads, strict=True)}
 
 
+def autograd_errors(device, dtype) -> dict[str, float]:
+    """The kernels as a function that autograd knows."""
+    draw, blocks = Draw(device, dtype), Blocks.of(small_batch((40, 9), (3, 20, 41)), 4, device)
+    inputs = [draw(*size).requires_grad_() for size in ((3, 4, 4, 16), (3, 4, 2, 16), (3, 4, 2, 16), (49, 2, 16), (49, 2, 16))]
+    exact_inputs, grad = [part.detach().double().requires_grad_() for part in inputs], draw(3, 4, 4, 16)
+    ours, exact = attention.BlockAttention.apply(*inputs, blocks, 7), plain_attention(*exact_inputs, blocks, 7)
+    grads = zip(torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(exact, exact_inputs, grad.double()), strict=True)
+    return {"out": error(ours, exact), "gradients": max(error(a, b) for a, b in grads)}
+
+
 def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16) -> dict[str, float]:
     draw = Draw(device, dtype)
     x, head = draw(count, 32), draw(vocabulary, 32) / 2
@@ -147,6 +158,7 @@ def all_errors(device, dtype, cases=tuple(ATTENTION)) -> dict[str, dict[str, flo
     return {
         "rows": row_errors(device, dtype),
         **{f"attention: {name}": attention_errors(device, dtype, ATTENTION[name]) for name in cases},
+        "attention: autograd": autograd_errors(device, dtype),
         "head": head_errors(device, dtype),
         "adamw": adamw_errors(device, torch.bfloat16),
     }

@@ -4,7 +4,7 @@ Same numbers as `DraftModel.forward` and autograd. What is different:
 
 - products read one copy of the weights in the compute dtype, q/k/v and gate/up joined; the optimizer rewrites it once per step;
 - weight gradients go from the product straight into float32 sums, the first batch of a step overwriting them;
-- kept per slot and layer are the stream before and after attention, q/k/v, attention's output and gate/up: (3H + 2ND + 2MD + 2I) values.
+- kept per slot and layer are the stream before and after attention, q/k/v, attention's output and gate/up: (2H + 2ND + 2MD + 2I) values.
   Norms, rotations and SwiGLU are computed again in the backward pass, fused with their gradients;
 - all mask slots enter the first layer with one and the same embedding, so its q/k/v are computed for A + 1 rows instead of A*K;
 - the features and the embedding are frozen: no gradient is computed for them.
@@ -56,7 +56,7 @@ class GradientSums:
         vectors = {parameter: torch.empty_like(parameter) for parameter in parameters if parameter not in views}
         self._sums |= vectors
         self._filled: set[Any] = set()
-        self.tensors = [(views | vectors)[parameter].detach() for parameter in parameters]  # in the order of `parameters`
+        self.tensors = [(views | vectors)[parameter] for parameter in parameters]  # in the order of `parameters`
 
     def add_product(self, group: Joined, out_grad: Tensor, inputs: Tensor, rows: slice = slice(None)) -> None:
         """out_grad [n, rows] and inputs [n, in] of a product with `group` (with some of its rows, after all had a first part)."""
@@ -65,9 +65,9 @@ class GradientSums:
 
     def add(self, vector: nn.Parameter, value: Tensor) -> None:
         if vector in self._filled:
-            self._sums[vector].detach().add_(value)
+            self._sums[vector].add_(value)
         else:
-            self._sums[vector].detach().copy_(value)
+            self._sums[vector].copy_(value)
             self._filled.add(vector)
 
 

@@ -344,21 +344,25 @@ def backward(
             torch.add(sums[0, index], sums[1, index], out=grad)
 
 
-class _BlockAttention(torch.autograd.Function):
+class BlockAttention(torch.autograd.Function):
+    """`attention.Attention` through the kernels, for autograd."""
+
     @staticmethod
-    def forward(context, q, k, v, k_context, v_context, blocks, window):
-        out, log = forward(q, k, v, k_context, v_context, blocks, window)
-        context.save_for_backward(q, k, v, k_context, v_context, out, log)
+    def forward(context, q, k_slots, v_slots, k_context, v_context, blocks, window):
+        inputs = [*(part.flatten(0, 1).contiguous() for part in (q, k_slots, v_slots)), k_context.contiguous(), v_context.contiguous()]
+        out, log = forward(*inputs, blocks, window)
+        context.save_for_backward(*inputs, out, log)
         context.place = blocks, window
-        return out
+        return out.view(q.shape)
 
     @staticmethod
     def backward(context, out_grad):
         *inputs, out, log = context.saved_tensors
         blocks, window = context.place
         grads = tuple(torch.empty_like(part) for part in inputs)
-        backward(*inputs, blocks, Spans.of(blocks, window), out, log, out_grad.contiguous(), grads)
-        return *grads, None, None
+        backward(*inputs, blocks, Spans.of(blocks, window), out, log, out_grad.flatten(0, 1).contiguous(), grads)
+        slots = (part.unflatten(0, (-1, blocks.block_size)) for part in grads[:3])
+        return *slots, *grads[3:], None, None
 
 
 def kernel_attention(
@@ -367,5 +371,4 @@ def kernel_attention(
     """`attention.Attention` on a GPU; what the kernels do not take goes through plain torch."""
     if not kernels_take(q.dtype, q.shape[-1], q.shape[1] * q.shape[2] // k_slots.shape[2]):
         return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
-    parts = (part.flatten(0, 1).contiguous() for part in (q, k_slots, v_slots))
-    return _BlockAttention.apply(*parts, k_context.contiguous(), v_context.contiguous(), blocks, window).view_as(q)
+    return BlockAttention.apply(q, k_slots, v_slots, k_context, v_context, blocks, window)
