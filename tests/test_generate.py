@@ -209,9 +209,13 @@ def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_pa
 def test_equal_questions_are_asked_once_when_greedy_and_each_time_when_sampled(tmp_path, chat, facts):
     row = json.dumps({"messages": [{"role": "user", "content": "q"}]})
     (tmp_path / "a.jsonl").write_text(f"{row}\n{row}\n{row}\n")
-    greedy, sampled = Echo(chat), Echo(chat)
+    greedy, named, sampled = Echo(chat), Echo(chat), Echo(chat)
     assert _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, greedy, facts)["written"] == 3
     assert sum(map(len, greedy.asked)) == 1
+    messages = json.loads(row)["messages"]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"id": name, "messages": messages}) + "\n" for name in "xy"))
+    _generate(replace(_settings(tmp_path, tmp_path / "b.jsonl"), output=tmp_path / "named.jsonl"), chat, named, facts)
+    assert [row["id"] for row in _rows(tmp_path / "named.jsonl")] == ["x", "y"]
     assert _generate(_settings(tmp_path, tmp_path / "a.jsonl", temperature=1.0), chat, sampled, facts)["written"] == 3
     assert sum(map(len, sampled.asked)) == 3 and len(set(sampled.streams)) == 3
 
