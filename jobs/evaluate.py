@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batch-size", type=int, default=1, help="prompts decoded at once (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
     parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto", help="auto: float32 on cpu, bf16 on cuda")
+    parser.add_argument("--threads", type=int, help="CPU threads; one is fastest for targets of a few million parameters (default torch's)")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
     parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="what every pass proposed and what was accepted")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -38,6 +39,13 @@ def main(argv: list[str]) -> int:
         if args[flag] is not None and not args[flag].parent.is_dir():
             raise ValueError(f"--{flag} {args[flag]}: its folder does not exist; create it first")
 
+    threads = args.pop("threads")
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads {threads}: use at least 1")
+        import torch
+
+        torch.set_num_threads(threads)
     from dflash_ray.evaluate import EvaluateSettings, evaluate
 
     out, args["thinking"] = args.pop("json"), THINKING[args["thinking"]]

@@ -7,20 +7,20 @@ in runs/quickstart/.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dflash_ray.config import Config, load_config
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
 from jobs.cli import Arguments, run
 
 HERE = Path(__file__).resolve().parent
-SERVED_PROMPTS = 24
+SERVED_PROMPTS = 32
 console = Console(highlight=False)
 
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     _train(config, folder)
     seconds = {"training": time.monotonic() - began}
     _export(folder)
-    served = _evaluate(target, prompts, folder)
+    served = _evaluate(target, prompts, folder, threads=1 if args.target == "quickstart" else os.cpu_count())
     seconds["all"] = time.monotonic() - began
     _report(folder, served, seconds)
     return 0
@@ -106,7 +106,7 @@ def _export(folder: Path) -> None:
         raise SystemExit(code)
 
 
-def _evaluate(target: Path, prompts: dict[str, Path], folder: Path) -> dict[str, Any]:
+def _evaluate(target: Path, prompts: dict[str, Path], folder: Path, threads: int) -> dict[str, Any]:
     out = folder / "evaluation.json"
     if out.exists():
         _skip("evaluation")
@@ -115,7 +115,7 @@ def _evaluate(target: Path, prompts: dict[str, Path], folder: Path) -> dict[str,
 
     console.rule("serving: block-wise speculative decoding against plain greedy decoding", align="left")
     flags = ["--drafter", str(folder / "export"), "--target", str(target), "--prompts", str(prompts["heldout"])]
-    if code := evaluate([*flags, "--limit", str(SERVED_PROMPTS), "--json", str(out)]):
+    if code := evaluate([*flags, "--threads", str(threads), "--limit", str(SERVED_PROMPTS), "--json", str(out)]):
         raise SystemExit(code)
     return json.loads(out.read_text())
 
@@ -140,7 +140,6 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
     }
     run_folder.write_json("summary.json", summary)
     slots = " ".join(f"{share:.2f}" for share in served["per_slot_acceptance"])
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "served tau (tokens per target pass)": f"{served['tau']:.2f}",
         "accepted up to slot 1, 2, ...": slots,
@@ -157,10 +156,9 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
         "picture of loss and tau": str(picture),
         "time": f"training {seconds['training']:.0f} s, with export and evaluation {seconds['all']:.0f} s",
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
     console.rule("result", align="left")
-    console.print(table, soft_wrap=True)
+    for name, value in rows.items():
+        console.print(f"{name:<37} {value}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dflash_ray.target.facts import resolve_mask_token, shape_facts, target_facts
+from dflash_ray.target.load import load_target
 from dflash_ray.target.weights import embedding_and_head
 from tests.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
@@ -78,6 +80,10 @@ def test_old_style_theta_at_the_top_is_read(folder):
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
         ({"hidden_size": ...}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
     ],
 )
@@ -154,3 +160,30 @@ def test_weights_that_cannot_be_read_are_one_value_error(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="model.safetensors"):
         embedding_and_head(folder)
+
+
+def test_a_checkpoint_in_several_files_reads_like_one(folder, tmp_path):
+    whole = load_target(folder, taps=None, device="cpu")
+    model = save_target("qwen3_5", tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path / "cut", max_shard_size="60KB")
+    shards = sorted((tmp_path / "cut").glob("model-*.safetensors"))
+    assert len(shards) > 2
+    parts = load_target(tmp_path / "cut", taps=None, device="cpu")
+    assert torch.equal(parts.embedding, whole.embedding) and torch.equal(parts.layers[-1].mlp.w_out, whole.layers[-1].mlp.w_out)
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=shards[1].name):
+        load_target(tmp_path / "cut", taps=None, device="cpu")
+
+
+def test_missing_and_misshapen_weights_are_named(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.2.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name][1:].clone()}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers.2.mlp.up_proj.weight is \[47, 32\]"):
+        load_target(folder, taps=[2], device="cpu")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"no tensor {name}"):
+        load_target(folder, taps=[2], device="cpu")
+    load_target(folder, taps=[1], device="cpu")  # what lies past the last tap is not looked at

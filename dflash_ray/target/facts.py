@@ -90,10 +90,13 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
     if model_type not in FAMILIES:
         raise ValueError(f"target.path: {where} has model_type {model_type!r}; supported are {', '.join(FAMILIES)}")
 
-    def need(key: str) -> Any:
-        if text.get(key) is None:
+    def need(key: str) -> int:
+        value = text.get(key)
+        if value is None:
             raise ValueError(f"target.path: {where} has no {key}; it is needed and never guessed")
-        return text[key]
+        if type(value) is not int or value < 1:
+            raise ValueError(f"target.path: {where} has {key} {value!r}; a whole number of at least 1 is expected")
+        return value
 
     heads = need("num_attention_heads")
     layers = need("num_hidden_layers")
@@ -109,7 +112,7 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
         num_key_value_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or need("hidden_size") // heads,
         rope_theta=_rope_theta(text, where),
-        rms_norm_eps=float(need("rms_norm_eps")),
+        rms_norm_eps=_positive(text.get("rms_norm_eps"), "rms_norm_eps", where),
         max_position_embeddings=need("max_position_embeddings"),
         layer_types=layer_types,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
@@ -143,9 +146,15 @@ def _rope_theta(text: dict[str, Any], where: str) -> float:
     rope = text.get("rope_parameters")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     theta = text.get("rope_theta") if theta is None else theta
-    if theta is None:
-        raise ValueError(f"target.path: {where} has no rope_theta, at the top or in rope_parameters; add the value it was trained with")
-    return float(theta)
+    return _positive(theta, "rope_theta (at the top or in rope_parameters)", where)
+
+
+def _positive(value: Any, key: str, where: str) -> float:
+    if value is None:
+        raise ValueError(f"target.path: {where} has no {key}; add the value the target was trained with")
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"target.path: {where} has {key} {value!r}; a positive number is expected")
+    return float(value)
 
 
 def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:
