@@ -16,13 +16,16 @@ from dflash_ray.rows import Refused
 from dflash_ray.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
 
 
-def dialogue_key(conversation: Conversation, thinking: bool, made_with: str) -> str:
-    """A hash of everything the answers depend on, which the old answers do not. `made_with` names the target and the way it is asked."""
+def dialogue_key(row_id: Any, conversation: Conversation, thinking: bool, made_with: str) -> str:
+    """A hash of the row's id and everything the answers depend on, which is not the old answers.
+
+    `made_with` names the target and the way it is asked.
+    """
     asked = [
         (message.role, message.content, message.name, message.tool_call_id) if message.role != "assistant" else message.role
         for message in conversation.messages
     ]
-    return hashlib.sha256(repr((asked, conversation.tools, thinking, made_with)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((row_id, asked, conversation.tools, thinking, made_with)).encode()).hexdigest()[:32]
 
 
 class Dialogue:

@@ -149,7 +149,7 @@ def _dialogues(
     made_with = _made_with(settings, tokenizer)
     longest = facts.max_position_embeddings - 1
     seen: Counter[str] = Counter()
-    for chunk in read_chunks(find_files(list(settings.prompts))):
+    for chunk in read_chunks(find_files(list(settings.prompts), "--prompts")):
         for line, raw in chunk:
             if isinstance(raw, bytes) and not raw.strip():
                 continue
@@ -160,7 +160,7 @@ def _dialogues(
                 _skip(tally, refusal, f"{chunk.file}:{line}")
                 continue
             for thinking in settings.thinking:
-                key = dialogue_key(conversation, thinking, made_with)
+                key = dialogue_key(row.get("id"), conversation, thinking, made_with)
                 seen[key] += 1
                 if settings.temperature > 0 and seen[key] > 1:  # asked again for another answer
                     key = f"{key}-{seen[key]}"

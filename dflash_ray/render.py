@@ -57,7 +57,7 @@ class _Sample:
         self.text: str | None = ""  # rendered so far; None if ids came without a text that matches
         self.tail: list[int] = []
 
-    def add(self, ids, supervised: bool) -> None:
+    def add(self, ids: list[int], supervised: bool) -> None:
         if supervised:
             self.spans.append((len(self.ids), len(self.ids) + len(ids)))
         self.ids += ids
@@ -111,6 +111,7 @@ class Renderer:
     # ---- one turn as text
 
     def template_message(self, message: Message) -> dict:
+        """The message as the chat template reads it: reasoning apart where it knows `reasoning_content`, else in the content."""
         made: dict = {"role": message.role, "content": message.content}
         if message.role == "assistant":
             if "reasoning_content" not in (self.tokenizer.template or ""):
@@ -132,9 +133,9 @@ class Renderer:
             raise Refused("no_prompt", "nothing stands before this answer")
         try:
             prefix, written = self._place(rendered[:-1], rendered[-1], tools, bool(message.reasoning))
+        except Refused:
+            raise
         except TEMPLATE_ERRORS as error:
-            if isinstance(error, Refused):
-                raise
             raise Refused(f"template_refused: {one_line(error)}") from None
         ending = self.tokenizer.split_ending(written)
         if ending is None:

@@ -63,15 +63,15 @@ class Chunk:
         return zip(self.lines, self.rows if self.table is None else map(_without_nulls, self.table.to_pylist()), strict=True)
 
 
-def find_files(inputs: list[Path]) -> list[InputFile]:
+def find_files(inputs: list[Path], flag: str = "--input") -> list[InputFile]:
     """The readable files of `inputs` (files, folders searched in name order, saved datasets). ValueError where there are none."""
     files: list[InputFile] = []
     for path in inputs:
         if not path.exists():
-            raise ValueError(f"--input {path}: no such file or folder")
+            raise ValueError(f"{flag} {path}: no such file or folder")
         found = _files_under(path) if path.is_dir() else [(path, _kind(path) or "jsonl")]
         if not found:
-            raise ValueError(f"--input {path}: no .jsonl, .json, .gz, .parquet or .arrow file in this folder")
+            raise ValueError(f"{flag} {path}: no .jsonl, .json, .gz, .parquet or .arrow file in this folder")
         files += [_input_file(part, kind) for part, kind in found]
     return files
 

@@ -1,9 +1,9 @@
 """Tokenizer and chat template of a folder, encoding exactly what a server would feed its model.
 
 `encode` equals the tokenizer's own encoding of the whole text, but works piece by piece between added tokens, so that the pieces a
-conversation repeats in every turn (its history, the scaffolds of the template) are encoded once. Which added tokens are such borders is
-read from their flags and checked at load: a token that swallows neighbouring blanks is none. `fingerprint` depends on what the tokenizer
-does (vocabulary and a probe text), not on how its files are written, so a copy of a target's tokenizer has the target's fingerprint.
+conversation repeats in every turn (its history, the scaffolds of the template) are encoded once. Their flags tell which added tokens are
+such borders: one that swallows neighbouring blanks is none. `fingerprint` depends on what the tokenizer does (vocabulary and a probe
+text), not on how its files are written, so a copy of a target's tokenizer has the target's fingerprint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ChatTokenizer:
 
     def require_template(self) -> None:
         """ValueError unless conversations can be rendered and the template ends the assistant's turn with a token."""
-        self.tail  # noqa: B018  (computed once, raises)
+        _ = self._ending
 
     def render(self, messages: list[dict], tools: list[dict] | None, *, generation: bool, thinking: bool) -> str:
         """The template's text. With `generation` the text ends where the model's answer begins. Raises one of `TEMPLATE_ERRORS`."""
@@ -153,11 +153,11 @@ class ChatTokenizer:
         finally:
             self._backend.encode_special_tokens = False
 
-    def decode(self, ids) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, special tokens included."""
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode([int(index) for index in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def token_id(self, token: str) -> int:
+    def token_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
     def _encode_piece(self, piece: str, start: bool, limit: int | None) -> list[int]:

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     )
     settings.check()
     facts = target_facts(args.target)
-    find_files(list(args.prompts))
+    find_files(list(args.prompts), "--prompts")
     tokenizer = ChatTokenizer(args.target, args.chat_template)
     tokenizer.require_template()
     stops = tuple(sorted({*facts.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))

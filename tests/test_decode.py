@@ -154,7 +154,7 @@ def test_a_served_block_is_the_draft_models_own(calm_target, sliding):
             cache = model.context_kv(model.context(features), torch.arange(anchor))
             block = model.block_embeddings(last[row], drafter.embedding)
             hidden = model.forward_block(block, torch.arange(anchor, anchor + BLOCK), cache)
-            expected = hidden[1:] @ drafter.head.t()
+            expected = hidden[1:] @ drafter.head.weight.t()
             assert (logits[index] - expected).norm() < 1e-5 * expected.norm()
 
 

@@ -14,6 +14,7 @@ from dflash_ray.draft.export import export_drafter
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.shape import DraftShape
 from dflash_ray.evaluate import undecided
+from dflash_ray.linear import FrozenLinear
 from dflash_ray.prompts import read_prompts
 from dflash_ray.target.load import load_target
 from dflash_ray.tokenizer import ChatTokenizer
@@ -141,8 +142,8 @@ def test_a_divergence_in_bf16_is_excused_only_where_the_target_was_undecided(pai
     changed = [*expected[:12], other, *expected[13:]]
     assert not undecided(target, prompt, expected, changed)
     assert not undecided(target, prompt, expected, expected[:12])
-    target.head = target.head.clone()
-    target.head[other] = target.head[expected[12]]  # now both score the same, and the lower id wins
+    target.logits = FrozenLinear(target.head.clone())
+    target.logits.weight[other] = target.head[expected[12]]  # now both score the same, and the lower id wins
     expected = plain_greedy(target, prompt, 20, [])
     changed = [*expected[:12], other if expected[12] != other else 30, *expected[13:]]
     assert undecided(target, prompt, expected, changed)

@@ -137,22 +137,24 @@ class _Stop(Exception):
 
 
 def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, facts):
-    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 12))
-    done = []
+    """Interrupted twice; the first time in the middle of writing a row, as a kill may do it."""
+    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 16))
+    for torn in (b'{"key": "torn', b""):
+        done = []
 
-    def stop(tally):
-        done.append(tally.answered)
-        if len(done) == 2:
-            raise _Stop
+        def stop(tally, done=done):
+            done.append(tally.answered)
+            if len(done) == 2:
+                raise _Stop
 
-    with pytest.raises(_Stop):
-        generate(settings, chat, facts, (chat.token_id("<|im_end|>"),), Echo(chat), stop)
-    with open(tmp_path / "out.jsonl.partial", "ab") as file:
-        file.write(b'{"key": "torn')  # what a kill leaves
+        with pytest.raises(_Stop):
+            generate(settings, chat, facts, (chat.token_id("<|im_end|>"),), Echo(chat), stop)
+        with open(tmp_path / "out.jsonl.partial", "ab") as file:
+            file.write(torn)
     crew = Echo(chat)
     report = _generate(settings, chat, crew, facts)
-    assert report["reused"] == done[-1] == 6 and sum(map(len, crew.asked)) == 6
-    assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(12))
+    assert report["reused"] == 12 and sum(map(len, crew.asked)) == 4
+    assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(16))
 
 
 def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_path, chat, facts):
@@ -198,6 +200,8 @@ def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_pa
     _generate(settings, chat, crew, facts)
     rows = _rows(tmp_path / "out.jsonl")
     assert [(row["id"], row["thinking"]) for row in rows] == [(0, False), (0, True), (1, False), (1, True)]
+    prompts = [chat.decode(row["conversations"][-1]["prompt_ids"]) for row in rows[:2]]
+    assert prompts[0].endswith("<think>\n\n</think>\n\n") and prompts[1].endswith("assistant\n<think>\n")
     answer = rows[1]["conversations"][-1]
     assert answer["reasoning_content"] == "why" and answer["content"].startswith("answer")
     rendered = Renderer(chat, 1000).render(parse_row(rows[1]))
@@ -209,9 +213,13 @@ def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_pa
 def test_equal_questions_are_asked_once_when_greedy_and_each_time_when_sampled(tmp_path, chat, facts):
     row = json.dumps({"messages": [{"role": "user", "content": "q"}]})
     (tmp_path / "a.jsonl").write_text(f"{row}\n{row}\n{row}\n")
-    greedy, sampled = Echo(chat), Echo(chat)
+    greedy, named, sampled = Echo(chat), Echo(chat), Echo(chat)
     assert _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, greedy, facts)["written"] == 3
     assert sum(map(len, greedy.asked)) == 1
+    messages = json.loads(row)["messages"]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"id": name, "messages": messages}) + "\n" for name in "xy"))
+    _generate(replace(_settings(tmp_path, tmp_path / "b.jsonl"), output=tmp_path / "named.jsonl"), chat, named, facts)
+    assert [row["id"] for row in _rows(tmp_path / "named.jsonl")] == ["x", "y"]
     assert _generate(_settings(tmp_path, tmp_path / "a.jsonl", temperature=1.0), chat, sampled, facts)["written"] == 3
     assert sum(map(len, sampled.asked)) == 3 and len(set(sampled.streams)) == 3
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from dflash_ray.decode.place import Place, attend
 from dflash_ray.draft.model import DraftModel
+from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.layers import Rotation
 
 
@@ -20,30 +21,37 @@ class ServedDrafter:
     """Weights of a `DraftModel` beside the target's embedding and head [V, H], all on one device and in one dtype."""
 
     def __init__(self, model: DraftModel, embedding: torch.Tensor, head: torch.Tensor) -> None:
-        self.shape, self.model, self.head = model.shape, model, head
+        self.shape, self.model = model.shape, model
+        self.head = _few(head)
         self.block_size = model.shape.block_size
         self.scale = model.shape.head_dim**-0.5
-        self.fc, self.context_gain = model.fc.weight, model.hidden_norm.weight
+        self.fc, self.context_gain = _few(model.fc.weight), model.hidden_norm.weight
         self.final_gain = model.norm.weight
         self.embedding = embedding
         self.mask_embedding = embedding[model.shape.mask_token_id]
         self.layers = [_ServedLayer(layer, model.shape) for layer in model.layers]
         attention = [layer.self_attn for layer in model.layers]
-        self.w_context = torch.cat([projection.weight for a in attention for projection in (a.k_proj, a.v_proj)])
+        self.context_kv = _few(torch.cat([projection.weight for a in attention for projection in (a.k_proj, a.v_proj)]))
         self.context_k_gain = torch.stack([a.k_norm.weight for a in attention]).float().unsqueeze(1)  # [layers, 1, D]
 
     def norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.float(), gain.shape, gain.float(), self.shape.rms_norm_eps).to(x.dtype)
 
 
+def _few(weight: torch.Tensor) -> FrozenLinear:
+    frozen = FrozenLinear(weight)
+    frozen.expect_few_rows()
+    return frozen
+
+
 class _ServedLayer:
     def __init__(self, layer: nn.Module, shape) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.w_qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
+        self.qkv = _few(torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)))
         gains = (attention.q_norm.weight.expand(shape.heads, -1), attention.k_norm.weight.expand(shape.kv_heads, -1))
         self.qk_gain = torch.cat(gains).float()  # [N + M, D]
-        self.w_o = attention.o_proj.weight
-        self.w_in, self.w_out = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), mlp.down_proj.weight
+        self.out = _few(attention.o_proj.weight)
+        self.gate_up, self.down = _few(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))), _few(mlp.down_proj.weight)
         self.gain, self.mlp_gain = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
 
 
@@ -92,7 +100,7 @@ class DraftState:
         self._block[:, 0] = F.embedding(last_tokens, drafter.embedding)
         x = self._block.flatten(0, 1)
         for index, layer in enumerate(drafter.layers):
-            joined = F.linear(drafter.norm(x, layer.gain), layer.w_qkv).view(len(x), -1, shape.head_dim)
+            joined = layer.qkv(drafter.norm(x, layer.gain)).view(len(x), -1, shape.head_dim)
             qk = F.rms_norm(joined[:, : n + m].float(), (shape.head_dim,), None, shape.rms_norm_eps) * layer.qk_gain
             qk = rotate(qk).to(x.dtype)
             place.write(self.keys[index], qk[:, n:])
@@ -101,16 +109,16 @@ class DraftState:
             mixed = attend(
                 qk[:, :n], self.keys[index], self.values[index], place, scale=drafter.scale, causal=window is not None, window=window
             )
-            x = x + F.linear(mixed.flatten(1), layer.w_o)
-            gate, up = F.linear(drafter.norm(x, layer.mlp_gain), layer.w_in).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.w_out)
+            x = x + layer.out(mixed.flatten(1))
+            gate, up = layer.gate_up(drafter.norm(x, layer.mlp_gain)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
         hidden = drafter.norm(x.view(self.batch, block, -1)[:, 1:], drafter.final_gain)
-        return F.linear(hidden, drafter.head)
+        return drafter.head(hidden)
 
     def _context(self, features: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [..., layers, M, D] of features [..., L*H]."""
         drafter, shape = self.drafter, self.drafter.shape
-        context = drafter.norm(F.linear(features, drafter.fc), drafter.context_gain)
-        joined = F.linear(context, drafter.w_context).view(*context.shape[:-1], shape.num_layers, 2, shape.kv_heads, shape.head_dim)
+        context = drafter.norm(drafter.fc(features), drafter.context_gain)
+        joined = drafter.context_kv(context).view(*context.shape[:-1], shape.num_layers, 2, shape.kv_heads, shape.head_dim)
         keys = F.rms_norm(joined[..., 0, :, :].float(), (shape.head_dim,), None, shape.rms_norm_eps) * drafter.context_k_gain
         return Rotation(cos, sin)(keys).to(features.dtype), joined[..., 1, :, :]

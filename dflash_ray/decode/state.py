@@ -175,4 +175,4 @@ class TargetState:
         self._new = 0
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.target.decode_norm(x), self.target.head)
+        return self.target.logits(self.target.decode_norm(x))

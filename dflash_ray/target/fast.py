@@ -45,15 +45,15 @@ def documents(lengths: np.ndarray, device: torch.device, table: tuple[torch.Tens
 def _without_matrices(mixer: Attention | GatedDeltaNet) -> Attention | GatedDeltaNet:
     """Sizes, gains and rates of a mixer; its matrices live on only if someone else holds them."""
     light = copy.copy(mixer)
-    light.w_in = light.w_out = None
+    light.enter = light.leave = None
     return light
 
 
 class FastAttention:
     def __init__(self, mixer: Attention, product: type[Product | Product8]) -> None:
         self.shape = _without_matrices(mixer)
-        self.into = product(mixer.w_in, mixer.b_in)
-        self.out = product(mixer.w_out, mixer.b_out)
+        self.into = product(mixer.enter.weight, mixer.enter.bias)
+        self.out = product(mixer.leave.weight, mixer.leave.bias)
 
     def __call__(self, x: torch.Tensor | Quantised, docs: Documents, fused: Fused) -> torch.Tensor | Quantised:
         """Normed stream -> input of the output product [T, N*D]."""
@@ -70,8 +70,8 @@ class FastDeltaNet:
     def __init__(self, mixer: GatedDeltaNet, product: type[Product | Product8]) -> None:
         self.shape = _without_matrices(mixer)
         self.w_conv = mixer.w_conv.t().contiguous()  # [taps, C]: a kernel reads neighbouring channels together
-        self.into = product(mixer.w_in, None)
-        self.out = product(mixer.w_out, None)
+        self.into = product(mixer.enter.weight, None)
+        self.out = product(mixer.leave.weight, None)
 
     def __call__(self, x: torch.Tensor | Quantised, docs: Documents, fused: Fused) -> torch.Tensor | Quantised:
         mixer = self.shape
@@ -94,7 +94,8 @@ class FastLayer:
         self.mixer = kind(layer.mixer, product)
         self.dense = isinstance(layer.mlp, Mlp)
         if self.dense:
-            self.into, self.out = product(layer.mlp.w_in, layer.mlp.b_in), product(layer.mlp.w_out, layer.mlp.b_out)
+            mlp = layer.mlp
+            self.into, self.out = product(mlp.enter.weight, mlp.enter.bias), product(mlp.leave.weight, mlp.leave.bias)
         else:
             self.experts = layer.mlp
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.mixers import Mixers, Rows
 
 
@@ -113,9 +114,9 @@ class Attention:
             parts = [q[:, : self.head_dim][:, order], k[:, order], v]
             return parts + ([q[:, self.head_dim :]] if self.gated else [])
 
-        self.w_in = torch.cat([part.flatten(0, 1) for part in rows("weight")])
-        self.b_in = None if module.q_proj.bias is None else torch.cat([part.flatten() for part in rows("bias")])
-        self.w_out, self.b_out = module.o_proj.weight, module.o_proj.bias
+        bias = None if module.q_proj.bias is None else torch.cat([part.flatten() for part in rows("bias")])
+        self.enter = FrozenLinear(torch.cat([part.flatten(0, 1) for part in rows("weight")]), bias)
+        self.leave = FrozenLinear(module.o_proj.weight, module.o_proj.bias)
         self.eps = eps
         self.qk_gain = None
         if hasattr(module, "q_norm"):
@@ -124,7 +125,7 @@ class Attention:
 
     def project(self, x: torch.Tensor, rotate: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """x [...,H] -> rotated q [...,N,D] and k [...,Nkv,D], v [...,Nkv,D], and the gate [...,N*D] or None."""
-        joined = F.linear(x, self.w_in, self.b_in).view(*x.shape[:-1], -1, self.head_dim)
+        joined = self.enter(x).view(*x.shape[:-1], -1, self.head_dim)
         n, m = self.heads, self.kv_heads
         qk = joined[..., : n + m, :]
         if self.qk_gain is not None:
@@ -138,7 +139,7 @@ class Attention:
         mixed = mixed.flatten(-2)
         if gate is not None:
             mixed = mixed * gate.sigmoid()
-        return F.linear(mixed, self.w_out, self.b_out)
+        return self.leave(mixed)
 
     def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
         q, k, v, gate = self.project(x, rotate)
@@ -155,18 +156,18 @@ class GatedDeltaNet:
         self.k_dim, self.v_dim = module.head_k_dim, module.head_v_dim
         self.conv_dim = module.conv_dim
         parts = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
-        self.w_in = torch.cat([part.weight for part in parts])
+        self.enter = FrozenLinear(torch.cat([part.weight for part in parts]))
         self.sizes = [part.weight.shape[0] for part in parts]
         self.w_conv = module.conv1d.weight.squeeze(1)  # [C, W]
         # float32: in 16 bits exp(A_log) would move every decay
         self.rate = -module.A_log.float().exp()
         self.dt_bias = module.dt_bias.float()
         self.norm_weight, self.norm_eps = module.norm.weight.float(), module.norm.variance_epsilon
-        self.w_out = module.out_proj.weight
+        self.leave = FrozenLinear(module.out_proj.weight)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [...,H] -> input of the convolution [...,C], output gate z [...,Nv*Dv], g and beta float32 [...,Nv]."""
-        mixed, z, b, a = F.linear(x, self.w_in).split(self.sizes, dim=-1)
+        mixed, z, b, a = self.enter(x).split(self.sizes, dim=-1)
         return mixed, z, self.rate * F.softplus(a.float() + self.dt_bias), b.float().sigmoid()
 
     def heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,7 +179,7 @@ class GatedDeltaNet:
         """mixed [...,Nv,Dv] -> [...,H]."""
         normed = F.rms_norm(mixed.float(), (self.v_dim,), self.norm_weight, self.norm_eps)
         gated = normed.flatten(-2) * F.silu(z.float())
-        return F.linear(gated.to(z.dtype), self.w_out)
+        return self.leave(gated.to(z.dtype))
 
     def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
         mixed, z, g, beta = self.project(x)
@@ -191,13 +192,13 @@ class Mlp:
     """SwiGLU with gate and up joined."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.w_in = torch.cat((module.gate_proj.weight, module.up_proj.weight))
-        self.b_in = None if module.gate_proj.bias is None else torch.cat((module.gate_proj.bias, module.up_proj.bias))
-        self.w_out, self.b_out = module.down_proj.weight, module.down_proj.bias
+        bias = None if module.gate_proj.bias is None else torch.cat((module.gate_proj.bias, module.up_proj.bias))
+        self.enter = FrozenLinear(torch.cat((module.gate_proj.weight, module.up_proj.weight)), bias)
+        self.leave = FrozenLinear(module.down_proj.weight, module.down_proj.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(x, self.w_in, self.b_in).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.w_out, self.b_out)
+        gate, up = self.enter(x).chunk(2, dim=-1)
+        return self.leave(F.silu(gate) * up)
 
 
 class Moe:
@@ -222,3 +223,10 @@ class Layer:
     def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
         x = x + self.mixer(self.input_norm(x), rotate, rows, mixers)
         return x + self.mlp(self.post_norm(x))
+
+    def expect_few_rows(self) -> None:
+        """Prepare for decoding, which multiplies a few tokens at a time."""
+        for part in (self.mixer, self.mlp):
+            if not isinstance(part, Moe):
+                part.enter.expect_few_rows()
+                part.leave.expect_few_rows()

@@ -95,6 +95,8 @@ def load_target(
             else:
                 head = checkpoint.head(device, tied=facts.tie_word_embeddings).to(dtype)
                 head = embedding if facts.tie_word_embeddings or checkpoint.head_name is None else head
+            for layer in layers:
+                layer.expect_few_rows()
     report = builder.report if builder is not None else KernelReport()
     if require_fast and report.reason:
         raise ValueError(f"target.require_fast_path: {report.reason}; fix it or set require_fast_path to false (slower)")

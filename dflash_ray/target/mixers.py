@@ -8,6 +8,7 @@ may see another. The CPU functions take `cu_seqlens` as seriously as the kernels
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -144,8 +145,9 @@ def delta_heads(qk: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.
     if not unit:
         qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + 1e-6)
     qk = qk.view(batch, length, 2, -1, width).permute(0, 3, 2, 1, 4)  # [B, Nk, 2, T, Dk]
-    if heads > qk.shape[1]:
-        qk = qk.repeat_interleave(heads // qk.shape[1], dim=1)
+    key_heads = qk.shape[1]
+    if heads > key_heads:
+        qk = qk.unsqueeze(2).expand(-1, -1, heads // key_heads, -1, -1, -1)
     qk = qk.reshape(batch * heads, 2, length, width)
     v = v.float().transpose(1, 2).reshape(batch * heads, length, -1)
     g, beta = (x.transpose(1, 2).reshape(batch * heads, length) for x in (g, beta))
@@ -165,8 +167,9 @@ def delta_chunk(
     float32. Returns outputs and pseudo-values, both [N,T,Dv].
     """
     heads, _, length, width = qk.shape
-    ahead = torch.full((length, length), float("-inf"), device=qk.device).triu_(1)
-    pair = (decay[:, :, None] - decay[:, None, :] + ahead).exp()  # [N,T,T]: decay from token j to token i, 0 for j after i
+    pair = (
+        decay[:, :, None] - decay[:, None, :] + _ahead(length, qk.device)
+    ).exp()  # [N,T,T]: decay from token j to token i, 0 for j after i
     flat = qk.reshape(heads, 2 * length, width)
     scores = torch.bmm(flat, flat[:, length:].transpose(1, 2)).view(heads, 2, length, length) * pair[:, None]
     reads = torch.bmm(flat, state).view(heads, 2, length, -1) * decay.exp()[:, None, :, None]
@@ -174,6 +177,12 @@ def delta_chunk(
     # the diagonal of the system is not read: the solver takes it as 1
     pseudo = torch.linalg.solve_triangular(scores[:, 1] * beta, (v - reads[:, 1]) * beta, upper=False, unitriangular=True)
     return torch.baddbmm(reads[:, 0], scores[:, 0], pseudo) * width**-0.5, pseudo
+
+
+@functools.cache
+def _ahead(length: int, device: torch.device) -> torch.Tensor:
+    """[T, T]: -inf where token j comes after token i, else 0."""
+    return torch.full((length, length), float("-inf"), device=device).triu_(1)
 
 
 def delta_state(k: torch.Tensor, pseudo: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -191,8 +200,3 @@ def delta_step(
     pseudo = (v - torch.bmm(key, decayed)) * beta[..., None]
     state = torch.baddbmm(decayed, key.transpose(1, 2), pseudo)
     return torch.bmm(qk[:, 0], state) * qk.shape[-1] ** -0.5, state
-
-
-def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, T, N, D] -> [B, T, heads, D]: each key head once for every value head it serves."""
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)

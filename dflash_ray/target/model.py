@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflash_ray.batch import Batch
+from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.facts import TargetFacts
 from dflash_ray.target.fast import FastLayer, documents, run_layers
 from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
@@ -45,6 +46,10 @@ class FrozenTarget:
         self.facts, self.taps, self.layers = facts, taps, layers
         self.embedding, self.final_norm, self.head = embedding, final_norm, head
         # the module itself makes teacher rows; decoding runs the same numbers in fewer calls
+        self.logits = None
+        if head is not None:
+            self.logits = FrozenLinear(head)  # of final-normed rows
+            self.logits.expect_few_rows()
         self.decode_norm = None if final_norm is None else RmsNorm(final_norm, facts.rms_norm_eps)
         self.layout = layout
         self.device, self.dtype = embedding.device, embedding.dtype

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.fast import Documents, FastLayer, documents
 from dflash_ray.target.layers import Layer, RotaryTable, Rotation
 from dflash_ray.target.mixers import Rows, plain_mixers
@@ -123,6 +124,8 @@ def _in_float32(layer: Layer) -> Layer:
         for name, value in vars(part).items():
             if isinstance(value, torch.nn.Module):
                 setattr(wide, name, copy.deepcopy(value).float())
+            elif isinstance(value, FrozenLinear):
+                setattr(wide, name, widened(value))
             elif isinstance(value, torch.Tensor) and value.is_floating_point():
                 setattr(wide, name, value.float())
         return wide
