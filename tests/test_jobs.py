@@ -28,9 +28,9 @@ def material(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("material")
 
 
-def write_config(material: Path, run: Path, **sections) -> Path:
-    path = run.parent / f"{run.name}.yaml"
-    path.write_text(yaml.safe_dump(tiny_config(material, run, **sections)))
+def write_config(material: Path, folder: Path, /, **sections) -> Path:
+    path = folder.parent / f"{folder.name}.yaml"
+    path.write_text(yaml.safe_dump(tiny_config(material, folder, **sections)))
     return path
 
 
