@@ -29,13 +29,20 @@ def prefers_onednn() -> bool:
         return False
 
 
+def takes_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear` of these goes to oneDNN."""
+    rows = x.numel() // x.shape[-1]
+    float32 = x.dtype == weight.dtype == torch.float32
+    return rows >= FEW_ROWS and float32 and x.device.type == "cpu" and prefers_onednn()
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear`: x [..., in], weight [out, in], bias [out] -> [..., out]."""
-    rows = x.numel() // x.shape[-1]
-    if rows < FEW_ROWS or x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu" or not prefers_onednn():
+    if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         return _Product.apply(x, weight) if bias is None else F.linear(x, weight, bias)
+    rows = x.numel() // x.shape[-1]
     return _product(_padded(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
@@ -54,21 +61,20 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
         rows = x.numel() // x.shape[-1]
-        flat = _padded(x.reshape(rows, -1))
-        ctx.save_for_backward(flat, weight)
-        return _product(flat, weight)[:rows].view(*x.shape[:-1], -1)
+        return _product(_padded(x.reshape(rows, -1)), weight)[:rows].view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows = gradient.numel() // gradient.shape[-1]
+        rows = x.numel() // x.shape[-1]
         flat = _padded(gradient.reshape(rows, -1))
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = _product(flat, weight.t())[:rows].view(*gradient.shape[:-1], -1)
+            of_x = _product(flat, weight.t())[:rows].view(x.shape)
         if ctx.needs_input_grad[1]:
-            of_weight = _product(flat.t(), x.t())
+            of_weight = _product(flat.t(), _padded(x.reshape(rows, -1)).t())
         return of_x, of_weight
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from dflash_ray.config import LossConfig
 from dflash_ray.draft.labels import Labels, dpace_weights
 from dflash_ray.draft.reading import Reading
+from dflash_ray.linear import linear, takes_onednn
 
 WEIGHT, ANCHORS = "weight", "anchors"  # the two divisors, names of sums
 
@@ -64,13 +65,13 @@ def plain_head(
         hard = kl = tv = soft = None
         if teacher is not None:
             kl, tv, soft = _divergences(p, _logits(teacher[part], head, buffers[1]), kl_scale, tv_scale)
-            soft = (soft.to(rows.dtype) @ head).to(p.dtype) if gradients else None
+            soft = linear(soft.to(rows.dtype), head.T).to(p.dtype) if gradients else None
         total = p.sub_(top[:, None]).exp_().sum(1)
         log_q -= total.log()
         if gradients:
             # (p / total - one_hot) @ head, the division after the product: it then costs [r, H] instead of [r, V]
             p.scatter_add_(1, label, -total[:, None])
-            hard = (p.to(rows.dtype) @ head).to(p.dtype) / total[:, None]
+            hard = linear(p.to(rows.dtype), head.T).to(p.dtype) / total[:, None]
         parts.append((log_q, guess, hard, kl, tv, soft))
     return HeadPass(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -93,9 +94,11 @@ def _buffer(rows: Tensor, head: Tensor, chunk: int) -> Tensor:
 
 
 def _logits(rows: Tensor, head: Tensor, buffer: Tensor) -> Tensor:
-    """rows [r, H] -> logits [r, V] in the buffer: fresh memory of this size would cost as much as half the product on a CPU."""
+    """rows [r, H] -> logits [r, V], in the buffer where the product can write there: fresh memory costs as much as half of it on a CPU."""
     out = buffer[: len(rows)]
-    return torch.mm(rows, head.T, out=out) if rows.dtype == out.dtype else out.copy_(rows @ head.T)
+    if rows.dtype != out.dtype:
+        return out.copy_(rows @ head.T)
+    return linear(rows, head) if takes_onednn(rows, head) else torch.mm(rows, head.T, out=out)
 
 
 class Losses:

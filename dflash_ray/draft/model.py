@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from dflash_ray.draft.attention import attention_for
 from dflash_ray.draft.mask import Blocks, sees_context, sees_slot
 from dflash_ray.draft.shape import DraftShape
+from dflash_ray.linear import linear
 from dflash_ray.streams import torch_generator
 
 KeyValue = tuple[Tensor, Tensor]
@@ -42,7 +43,7 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_size, in_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return linear(x, self.weight.to(x.dtype))
 
 
 class Norm(nn.Module):
