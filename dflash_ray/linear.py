@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-FEW_ROWS = 16  # below, setting up the call costs more than it gains, unless the weight is packed beforehand
+SMALL = 500_000  # multiply-adds below which setting up oneDNN's call (9 us) costs more than it gains
+FEW_ROWS = 16  # rows are padded to multiples of this
 _STEPS = 16  # sizes per doubling of the number of rows: at most a sixteenth of them is padding, beyond the first 256
 
 
@@ -33,7 +34,7 @@ def takes_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `linear` of these goes to oneDNN."""
     rows = x.numel() // x.shape[-1]
     float32 = x.dtype == weight.dtype == torch.float32
-    return rows >= FEW_ROWS and float32 and x.device.type == "cpu" and prefers_onednn()
+    return rows * weight.numel() >= SMALL and float32 and x.device.type == "cpu" and prefers_onednn()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,8 +83,8 @@ class FrozenLinear:
     """A frozen matrix [out, in] and bias that many products read: `linear`, and on a CPU fast for few rows too.
 
     One to three rows, the case of decoding, are bound by reading the weight and are fastest from a transposed copy (0.45 instead of
-    0.8 ms for 5 million weights); a block of rows is fastest in oneDNN from a packed copy (1.2 instead of 2.1 ms for 8 rows). The copies
-    are made by `expect_few_rows`, for models that decode.
+    0.8 ms for 5 million weights); a block of rows is fastest in oneDNN from a packed copy (1.2 instead of 2.1 ms for 8 rows), unless the
+    matrix is small. The copies are made by `expect_few_rows`, for models that decode.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -102,7 +103,7 @@ class FrozenLinear:
         """x [..., in] -> [..., out]."""
         if self._transposed is not None:
             rows = x.numel() // x.shape[-1]
-            if rows <= 3:
+            if rows <= 3 or rows * self.weight.numel() < SMALL:
                 out = torch.mm(x.view(rows, -1), self._transposed)
                 out = out if self.bias is None else out + self.bias
                 return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)

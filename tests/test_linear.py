@@ -13,23 +13,23 @@ from dflash_ray.linear import FrozenLinear, linear, prefers_onednn
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_right_for_any_number_of_rows(rows, bias):
     torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 40), torch.randn(72, 40)
-    offset = torch.randn(72) if bias else None
+    x, weight = torch.randn(rows, 200), torch.randn(320, 200)
+    offset = torch.randn(320) if bias else None
     expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
     frozen = FrozenLinear(weight, offset)
     quick = FrozenLinear(weight, offset)
     quick.expect_few_rows()
     for out in (linear(x, weight, offset), frozen(x), quick(x), quick(x[None])[0]):
         assert out.shape == expected.shape and out.dtype == torch.float32
-        assert (out - expected).abs().max() < 2e-5
+        assert (out - expected).abs().max() < 2e-4
 
 
 @pytest.mark.parametrize("shape", [(300,), (7, 9), (5,)])
 def test_gradients_are_those_of_float64(shape):
     torch.manual_seed(0)
-    x = torch.randn(*shape, 24, requires_grad=True)
-    weight = torch.randn(40, 24, requires_grad=True)
-    pull = torch.randn(*shape, 40)
+    x = torch.randn(*shape, 120, requires_grad=True)
+    weight = torch.randn(400, 120, requires_grad=True)
+    pull = torch.randn(*shape, 400)
     linear(x, weight).backward(pull)
     exact_x, exact_weight = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     F.linear(exact_x, exact_weight).backward(pull.double())
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_float64(shape):
 
 def test_the_same_product_has_the_same_bits_whatever_ran_before():
     torch.manual_seed(0)
-    weight, x = torch.randn(64, 48), torch.randn(333, 48)
+    weight, x = torch.randn(300, 48), torch.randn(333, 48)
     first = linear(x, weight)
     for rows in range(20, 200, 7):
         linear(torch.randn(rows, 48), weight)
@@ -51,9 +51,9 @@ def test_the_same_product_has_the_same_bits_whatever_ran_before():
 
 
 def test_other_dtypes_and_a_bias_with_gradient_take_the_ordinary_way():
-    x, weight, bias = torch.randn(32, 8), torch.randn(4, 8), torch.randn(4, requires_grad=True)
+    x, weight, bias = torch.randn(32, 80), torch.randn(400, 80), torch.randn(400, requires_grad=True)
     linear(x, weight, bias).sum().backward()
-    assert torch.equal(bias.grad, torch.full((4,), 32.0))
+    assert torch.equal(bias.grad, torch.full((400,), 32.0))
     assert linear(x.double(), weight.double()).dtype == torch.float64
     assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
     assert isinstance(prefers_onednn(), bool)

@@ -7,6 +7,8 @@ tokens costs nothing: the length goes back. One sequence, the common case on a C
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 
@@ -49,18 +51,29 @@ class Place:
         return self._masks[key]
 
     def _make_mask(self, groups: int, causal: bool, window: int | None) -> torch.Tensor | None:
-        if self.positions is None and (not causal or (self.new == 1 and (window is None or self.end <= window))):
-            return None
-        position = self.positions
-        if position is None:
-            position = torch.arange(self.start, self.start + self.new, device=self.device)[None]
+        if self.positions is None:
+            if not causal or (self.new == 1 and (window is None or self.end <= window)):
+                return None
+            mask = _causal_mask(self.new, groups, window, self.capacity, self.device)
+            return mask[None, :, self.capacity - self.start : self.capacity + self.new]
         key = torch.arange(self.end, device=self.device)
-        last = position[..., None] if causal else position[:, -1:, None]
-        hidden = key > last  # [1 or B, T or 1, end]
+        last = self.positions[..., None] if causal else self.positions[:, -1:, None]
+        hidden = key > last  # [B, T or 1, end]
         if window is not None:
-            hidden = hidden | (key <= position[..., None] - window)
+            hidden = hidden | (key <= self.positions[..., None] - window)
         mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, float("-inf"))
         return mask.expand(-1, self.new, -1).repeat(1, groups, 1)
+
+
+@functools.lru_cache(maxsize=32)
+def _causal_mask(new: int, groups: int, window: int | None, capacity: int, device: torch.device) -> torch.Tensor:
+    """[groups * new, capacity + new] for positions counted from the first new token: `capacity` before it, then the new ones."""
+    token = torch.arange(new, device=device)[:, None]
+    key = torch.arange(-capacity, new, device=device)
+    hidden = key > token
+    if window is not None:
+        hidden = hidden | (key <= token - window)
+    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf")).repeat(groups, 1)
 
 
 def attend(

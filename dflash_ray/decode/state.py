@@ -37,9 +37,6 @@ class AttentionCache:
         mixed = attend(q, self.keys, self.values, place, scale=self.mixer.scale, causal=True, window=self.mixer.window)
         return self.mixer.finish(mixed, gate)
 
-    def keep(self, counts: list[int]) -> None:
-        """Nothing: what was not kept is overwritten by the next append."""
-
 
 class DeltaCache:
     """Convolution inputs [B, W-1, C] and recurrent state float32 [B*Nv, Dk, Dv] of one layer, and the last block until it is kept."""
@@ -81,24 +78,30 @@ class DeltaCache:
         out = out.view(batch, mixer.v_heads, new, mixer.v_dim).transpose(1, 2).reshape(batch * new, mixer.v_heads, mixer.v_dim)
         return mixer.finish(out.to(x.dtype), z)
 
-    def keep(self, counts: list[int]) -> None:
-        if self.block is None:
-            return
-        stream, k, pseudo, decay = self.block
-        self.block = None
-        if len(set(counts)) == 1:
-            n = max(counts[0], 1)
-            self.conv = stream[:, n : n + self.past]
-            self.state = delta_state(k[:, :n], pseudo[:, :n], decay[:, :n], self.state)
-            return
+
+def keep_blocks(caches: list[DeltaCache], counts: list[int]) -> None:
+    """The last block of every layer rolled back to the first counts[b] tokens of each sequence, all layers in one product."""
+    if not caches or caches[0].block is None:
+        return
+    streams, *parts = zip(*(cache.block for cache in caches), strict=True)
+    k, pseudo, decay = (torch.cat(part) for part in parts)  # [layers*B*Nv, T, ...]
+    state = torch.cat([cache.state for cache in caches])
+    past, layers = caches[0].past, len(caches)
+    if len(set(counts)) == 1:
+        n = max(counts[0], 1)
+        state = delta_state(k[:, :n], pseudo[:, :n], decay[:, :n], state)
+        conv = [stream[:, n : n + past] for stream in streams]
+    else:
         kept = torch.tensor(counts, device=k.device).clamp(min=1)  # a sequence that has ended may hold anything
-        last = kept[:, None] + torch.arange(self.past, device=k.device)
-        self.conv = stream.gather(1, last[..., None].expand(-1, -1, stream.shape[-1]))
-        per_head = kept.repeat_interleave(self.mixer.v_heads)[:, None]  # [B*Nv, 1]
+        last = (kept[:, None] + torch.arange(past, device=k.device))[..., None]
+        conv = [stream.gather(1, last.expand(-1, -1, stream.shape[-1])) for stream in streams]
+        per_head = kept.repeat_interleave(caches[0].mixer.v_heads).repeat(layers)[:, None]  # [layers*B*Nv, 1]
         dropped = torch.arange(k.shape[1], device=k.device) >= per_head
         end = decay.gather(1, per_head - 1)
         weight = (end - decay).masked_fill(dropped, float("-inf")).exp().unsqueeze(-1)
-        self.state = torch.baddbmm(self.state * end.exp().unsqueeze(-1), (k * weight).transpose(1, 2), pseudo)
+        state = torch.baddbmm(state * end.exp().unsqueeze(-1), (k * weight).transpose(1, 2), pseudo)
+    for cache, inputs, of_layer in zip(caches, conv, state.chunk(layers), strict=True):
+        cache.conv, cache.state, cache.block = inputs, of_layer, None
 
 
 class TargetState:
@@ -122,6 +125,7 @@ class TargetState:
             else DeltaCache(layer.mixer, batch, target.embedding)
             for layer in target.layers
         ]
+        self._recurrent = [cache for cache in self._caches if isinstance(cache, DeltaCache)]
         self._tapped = [index in target.taps for index in range(len(target.layers))]
 
     def prefill(self, prompts: list[list[int]], rows: list[int] | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -168,8 +172,7 @@ class TargetState:
         0 is for a sequence that has ended: nothing may be appended to it until `prefill` starts another one in its row.
         """
         assert len(counts) == self.batch and all(0 <= count <= self._new for count in counts), (counts, self._new)
-        for cache in self._caches:
-            cache.keep(counts)
+        keep_blocks(self._recurrent, counts)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.processed += self._new * sum(count > 0 for count in counts)
         self._new = 0
