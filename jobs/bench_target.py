@@ -16,8 +16,10 @@ import torch
 
 from dflash_ray import bench
 from dflash_ray.batch import Batch
+from dflash_ray.config import DraftConfig
+from dflash_ray.draft.shape import resolve_taps
 from dflash_ray.target.cost import counted_flops
-from dflash_ray.target.facts import resolve_taps, shape_facts
+from dflash_ray.target.facts import shape_facts
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
 from dflash_ray.target.shapes import SHAPES
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--layers: {layers} is outside 1..{facts.num_layers - 1} of {shape}")
     if longest < 256:
         raise ValueError(f"--longest: {longest} leaves length buckets empty; use at least 256")
-    taps = [tap for tap in resolve_taps("auto", facts.num_layers, 5) if tap < layers - 1] + [layers - 1]
+    taps = [tap for tap in resolve_taps(DraftConfig(), facts.num_layers) if tap < layers - 1] + [layers - 1]
     record = bench.Record("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
     record.facts |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
     ceilings = f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}"

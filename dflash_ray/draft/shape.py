@@ -162,7 +162,7 @@ def resolve_shape(
         sliding_window=draft.sliding_window,
         block_size=draft.block_size,
         mask_token_id=mask,
-        target_layer_ids=_taps(draft, target.num_layers),
+        target_layer_ids=resolve_taps(draft, target.num_layers),
         num_target_layers=target.num_layers,
         rope_theta=target.rope_theta,
         rms_norm_eps=target.rms_norm_eps,
@@ -170,7 +170,7 @@ def resolve_shape(
     )
 
 
-def _taps(draft: DraftConfig, layers: int) -> tuple[int, ...]:
+def resolve_taps(draft: DraftConfig, layers: int) -> tuple[int, ...]:
     """`draft.target_layer_ids`, or by rule `round(1 + i (n-4)/(L-1))` with Python's round, n // 2 for one tap (dflash.md, forward pass)."""
     if draft.target_layer_ids != "auto":
         return tuple(draft.target_layer_ids)
