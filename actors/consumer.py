@@ -264,6 +264,7 @@ class Consumer:
         trained, self.trained = self.trained, []
         run.folder.append(TRAINED, *trained)
         run.folder.append(METRICS, record)
+        run.tracker.log("train", record)
         run.say(console_line(record, self.total_steps))
         self.last_loss = record
         self._look_at(record, tally)
@@ -291,6 +292,7 @@ class Consumer:
             return
         metrics = await self._call(self.drafter.combine.remote(sums), "validation metrics")
         run.folder.append(VALIDATION, {"step": step, **metrics})
+        run.tracker.log("validation", {"step": step, **metrics})
         run.say(f"validation at step {step}: tau {metrics['tau']:.3f} loss {metrics['loss']:.3f} acc {metrics['accuracy']:.3f}")
         if self.best_tau is None or metrics["tau"] > self.best_tau:
             self.best_tau, self.best_name = metrics["tau"], f"step-{step:08d}"

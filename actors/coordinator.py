@@ -20,6 +20,7 @@ from dflash_ray.metrics import Meter
 from dflash_ray.restarts import RestartBudget
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec
+from dflash_ray.tracking import Tracker
 
 STORE_SHARE = 0.7  # of the object store may be features in flight
 START_LIMIT = 1800.0
@@ -45,13 +46,19 @@ class CoordinatorActor:
 
     # ---- the run -------------------------------------------------------------------------------------------------------------
 
+    def _later(self, text: str) -> None:
+        """Says `text` from another thread."""
+        self.loop.call_soon_threadsafe(lambda: self.run_state.say(text))
+
     async def run(self) -> dict[str, Any]:
         """The whole run. Returns its summary; raises ValueError for what the user must change, RunFailed for what broke."""
         try:
+            self.loop = asyncio.get_running_loop()
             run = await self._start()
             began = time.time()
             await self.consumer.consume()
             await self.consumer.close()
+            await asyncio.to_thread(run.tracker.close)
             return self._summary(time.time() - began, run)
         except ActorLost as error:
             raise RunFailed(str(error)) from None
@@ -81,9 +88,10 @@ class CoordinatorActor:
             queue_per_target=config.flow.queue_per_target,
             slow_factor=config.flow.slow_factor,
         )
-        run = self.run_state = RunState(spec, RunFolder(spec.run_dir), line, flow, Meter(plan["tokens"]), end)
+        folder, told = RunFolder(spec.run_dir), self._later
+        folder.create(config, self.facts)
+        run = self.run_state = RunState(spec, folder, line, flow, Meter(plan["tokens"]), Tracker(config, folder.path, told), end)
         run.stop_reason = self.early_stop
-        run.folder.create(config, self.facts)
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
         self.consumer.initial = self.resume

@@ -18,6 +18,7 @@ from dflash_ray.line import Item, Line
 from dflash_ray.metrics import Meter
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec
+from dflash_ray.tracking import Tracker
 
 
 class ActorLost(Exception):
@@ -80,6 +81,7 @@ class RunState:
     line: Line
     flow: Flow
     meter: Meter
+    tracker: Tracker
     end: int  # the position at which this run stops: the end of the line, or of run.max_steps
     pulse: Pulse = field(default_factory=Pulse)
     batches: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, tokens

@@ -180,11 +180,10 @@ class FlowConfig(Section):
     deadline_factor: float = Field(20.0, gt=1, description="a batch that takes longer than this times the median is taken from its target")
     deadline_min_seconds: float = Field(60.0, gt=0)
     deaths_per_batch: int = Field(3, ge=1, description="a batch that killed this many targets is set aside")
-    cross_check_every: int = Field(0, ge=0, description="0: off; else every n-th batch is computed by a second target and compared")
 
 
 class TransportConfig(Section):
-    kind: Literal["auto", "object_store", "direct"] = "auto"
+    kind: Literal["auto", "object_store"] = Field("auto", description="how features travel; auto is the object store")
 
 
 class CheckpointConfig(Section):
@@ -204,20 +203,8 @@ class GenerationConfig(Section):
 
 
 class TrackingConfig(Section):
-    kind: Literal["none", "wandb", "tensorboard"] = "none"
+    kind: Literal["none", "wandb"] = Field("none", description="wandb: also to Weights & Biases; offline in the run folder without a key")
     project: str = "dflash-ray"
-
-
-class PowerConfig(Section):
-    budget_watts: float | None = Field(None, gt=0, description="targets are parked while the measured sum is above this")
-    source: str = Field("nvml", description="nvml, or file:PATH with one number (watts) per line and device")
-
-    @field_validator("source")
-    @classmethod
-    def _source(cls, value: str) -> str:
-        if value != "nvml" and not value.startswith("file:"):
-            raise ValueError(f"{value!r} is neither nvml nor file:PATH")
-        return value
 
 
 class CpuConfig(Section):
@@ -259,7 +246,6 @@ class Config(Section):
     validation: ValidationConfig = ValidationConfig()
     generation: GenerationConfig = GenerationConfig()
     tracking: TrackingConfig = TrackingConfig()
-    power: PowerConfig = PowerConfig()
     cpu: CpuConfig = CpuConfig()
     placement: PlacementConfig = PlacementConfig()
     hardware: HardwareConfig = HardwareConfig()

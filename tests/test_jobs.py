@@ -95,27 +95,34 @@ def clone(tmp_path_factory) -> Path:
     return folder
 
 
-def submit(clone: Path, head: dict[str, str], *argv: str, wait: bool = True) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head["dashboard"], "--working-dir", "."]
-    command += [] if wait else ["--no-wait", "--submission-id", "tiny-job"]
-    command += ["--", sys.executable, "-m", "jobs.train", *argv]
-    return subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+def ray_command(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "job", *argv]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def submit(clone: Path, head: dict[str, str], name: str, *argv: str, wait: bool = True) -> subprocess.CompletedProcess:
+    flags = ["--address", head["dashboard"], "--working-dir", ".", "--submission-id", name] + ([] if wait else ["--no-wait"])
+    return ray_command("submit", *flags, "--", sys.executable, "-m", "jobs.train", *argv, cwd=clone)
+
+
+def logs(head: dict[str, str], name: str) -> str:
+    """What the job printed; what `submit` shows of a short job may end early."""
+    return ray_command("logs", "--address", head["dashboard"], name).stdout
 
 
 def test_ray_job_submit_trains_refuses_and_stops(material, clone, tmp_path):
     with head_node(tmp_path / "head", RAY_JOB_STOP_WAIT_TIME_S="60") as head:
-        done = submit(clone, head, "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
+        done = submit(clone, head, "short", "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "step 4/4" in done.stdout
+        assert "step 4/4" in logs(head, "short") and steps(tmp_path / "run") == 4
         facts = json.loads((tmp_path / "run" / "run.json").read_text())
         assert facts["namespace"].startswith("dflash-ray-tiny-") and facts["pid"]
-        relative = submit(clone, head, "--config", "jobs/configs/qwen3.6-27b.yaml", "--run.dir", "runs/here")
-        assert relative.returncode != 0 and "absolute path" in relative.stdout + relative.stderr
+        relative = submit(clone, head, "relative", "--config", "jobs/configs/qwen3.6-27b.yaml", "--run.dir", "runs/here")
+        assert relative.returncode != 0 and "absolute path" in logs(head, "relative")
 
         run = tmp_path / "long"
-        submit(clone, head, "--config", str(write_config(material, run, **SLOW_TARGET)), wait=False)
+        submit(clone, head, "long", "--config", str(write_config(material, run, **SLOW_TARGET)), wait=False)
         wait_until(lambda: steps(run) >= 2, "two steps of the submitted job")
-        command = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head["dashboard"], "tiny-job"]
-        subprocess.run(command, env=environment(), capture_output=True, timeout=PATIENCE, check=True)
+        assert ray_command("stop", "--address", head["dashboard"], "long").returncode == 0
         checkpoint = read_checkpoint(list_checkpoints(run / "checkpoints")[-1])
         assert checkpoint.step == steps(run)
