@@ -135,13 +135,13 @@ def test_a_bf16_micro_step_on_a_gpu_is_near_float64(loss):
     for kind, gradients in exact._gradients.items():
         for (name, _), a, b in zip(exact.model.named_parameters(), gpu._gradients[kind], gradients, strict=True):
             assert (a.cpu().double() - b).norm() < 0.03 * b.norm(), f"{kind} {name}"
+    before = [parameter.clone() for parameter in gpu.model.parameters()]
     assert gpu.optimizer_step(0)["grad_norm"] == pytest.approx(exact.optimizer_step(0)["grad_norm"], rel=0.01)
-    before = [parameter.clone() for parameter in exact.model.parameters()]
+    assert all((old != new).any() for old, new in zip(before, gpu.model.parameters(), strict=True))
     with torch.no_grad():
-        # AdamW's first update is the gradient's sign, so noise may turn it: the updated weights are taken over, and serving them is compared
+        # AdamW's first update is the gradient's sign, which noise may turn: the updated weights are taken over, then serving is compared
         for theirs, ours in zip(exact.model.parameters(), gpu.model.parameters(), strict=True):
             theirs.copy_(ours.bfloat16())
-    assert all((old != new).any() for old, new in zip(before, exact.model.parameters(), strict=True))
     staged = gpu.stage(batch, features)  # from the host, on its own stream
     held_out = gpu.evaluate_staged(staged), exact.evaluate(batch, features)
     assert held_out[0]["ce"] == pytest.approx(held_out[1]["ce"], rel=1e-3)
