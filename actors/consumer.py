@@ -14,12 +14,14 @@ from typing import Any
 
 import ray
 
+from actors.connect import connect
 from actors.drafter import DrafterActor
 from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
 from dflash_ray.flow import ASIDE, STAGED
 from dflash_ray.metrics import StepTally, balance_advice, console_line
+from dflash_ray.peer import Buffer, PeerError
 from dflash_ray.restarts import RestartBudget
 from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION
 
@@ -33,6 +35,7 @@ class Consumer:
     def __init__(self, run: RunState, pump: Callable[[], None], total_steps: int, identity: dict[str, Any]):
         self.run, self.pump, self.total_steps, self.identity = run, pump, total_steps, identity
         self.drafter: Any = None
+        self.up = False  # the drafter answers
         self.facts: dict[str, Any] = {}
         self.budget = RestartBudget(run.spec.config.flow.restarts_per_hour)
         self.tally = StepTally()
@@ -56,9 +59,11 @@ class Consumer:
     async def bring_up(self, resume: Path | None) -> int:
         """Starts the drafter, restores `resume` if given, and returns the next batch."""
         spec = self.run.spec
+        self.up = False
         self.drafter = DrafterActor.options(**actor_options("drafter", "drafter", spec)).remote(spec, self.total_steps)
         try:
             self.facts = await answer(self.drafter.describe.remote(), "drafter", "start", START_LIMIT)
+            self.up = True
             if resume is None:
                 return 0
             meta = await answer(self.drafter.load.remote(resume), "drafter", f"load {resume}", START_LIMIT)
@@ -68,6 +73,15 @@ class Consumer:
         self._adopt(meta)
         self.resumed = meta
         return meta["next_batch"]
+
+    async def connect(self, name: str, target: Any) -> list[Buffer]:
+        """Decides, once the drafter is up, which way the features of a target travel. Returns the buffers to `forget` with it."""
+        await self.run.until(lambda: self.up)
+        return await connect(self.run, name, target, self.drafter)
+
+    def forget(self, buffers: list[Buffer]) -> None:
+        if buffers and self.drafter is not None:
+            self.drafter.forget.remote(buffers)
 
     def _adopt(self, meta: dict[str, Any]) -> None:
         self.run.step = meta["step"]
@@ -142,18 +156,21 @@ class Consumer:
             told = {"layer_ids": meta["layer_ids"]}
             call = self.drafter.stage.remote(position, tokens_ref, told, payload_ref)
             del payload_ref
-            lost, slot = None, None
+            problem, lost = None, None
             try:
-                problem, slot = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
+                problem = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
             except ray.exceptions.RayTaskError as error:
-                if not isinstance(error, LOST):
+                unreachable = isinstance(cause_of(error), PeerError)
+                if not unreachable and not isinstance(error, LOST):
                     raise RunFailed(f"drafter, stage: {first_line(cause_of(error))}") from None
                 lost = first_line(cause_of(error))
-            if slot is not None:
-                meta["handle"].release.remote(slot)
+                if unreachable:
+                    meta["handle"].direct.remote(False)
+            run.let_go(meta)
             if run.features.get(position, (None,))[0] is not meta:
                 continue  # taken back while it was on the way
             if lost is not None:
+                del run.features[position]
                 run.event("features_lost", f"batch {run.item(position).number} from {meta['target']}: {lost}", actor=meta["target"])
                 flow.unusable(position)
             elif problem is None:

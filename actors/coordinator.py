@@ -91,11 +91,12 @@ class CoordinatorActor:
         folder, told = RunFolder(spec.run_dir), self._later
         folder.create(config, self.facts)
         run = self.run_state = RunState(spec, folder, line, flow, Meter(plan["tokens"]), Tracker(config, folder.path, told), end)
+        run.feature_slot_bytes = plan["most_tokens"] * spec.shape.features * spec.feature_bytes
         run.stop_reason = self.early_stop
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
         self.consumer.initial = self.resume
-        self.pool = TargetPool(run, self.pump)
+        self.pool = TargetPool(run, self.pump, self.consumer)
         run.say(
             f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
             f"starting {config.targets} targets and 1 drafter on {spec.device}"
@@ -195,7 +196,8 @@ class CoordinatorActor:
             return
         for position in run.flow.take_dropped():
             run.batches.pop(position, None)
-            run.features.pop(position, None)
+            if (dropped := run.features.pop(position, None)) is not None:
+                run.let_go(dropped[0])
         if self.batcher is not None:
             for position in run.flow.wanted():
                 self._fetch_or_leave_aside(position)

@@ -13,15 +13,18 @@ import torch
 from dflash_ray.batch import Batch
 from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
 from dflash_ray.draft.trainer import FeatureError, Staged
+from dflash_ray.peer import Buffer, see_all_gpus
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, make_trainer
-from dflash_ray.transport import Payload, Receiver
+from dflash_ray.transport import Payload, Receiver, Remote
 
 
 @ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
 class DrafterActor:
     def __init__(self, spec: RunSpec, total_steps: int):
         self.spec = spec
+        if spec.device == "cuda":
+            see_all_gpus()
         set_threads(spec.config.cpu.threads_per_actor)
         self.trainer = make_trainer(spec, total_steps)
         self.receiver = Receiver(torch.device(spec.device))
@@ -37,19 +40,34 @@ class DrafterActor:
         return facts()
 
     @ray.method(concurrency_group="stage")
-    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> tuple[str | None, int | None]:
-        """Copies the features of `position` to the device and checks them. Returns what is wrong with them or None, and the sender's
-        slot that is free again or None."""
+    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> str | None:
+        """Copies the features of `position` to the device and checks them. Returns what is wrong with them, or None. PeerError where a
+        target's buffer cannot be read."""
         set_threads(self.spec.config.cpu.threads_per_actor)
-        tensors, slot = self.receiver.receive(payload)
+        tensors = self.receiver.receive(payload)
         if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
-            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}", slot
+            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
         teacher = (tensors["teacher_positions"].cpu().numpy(), tensors["teacher_rows"]) if "teacher_rows" in tensors else None
         try:
             self._staged[position] = self.trainer.stage(batch, tensors["features"], teacher)
         except FeatureError as error:
-            return str(error), slot
-        return None, slot
+            return str(error)
+        return None
+
+    @ray.method(concurrency_group="stage")
+    def probe(self, message: Remote) -> float:
+        """Bytes per second of reading a target's buffer directly. PeerError where that does not work."""
+        return self.receiver.probe(message)
+
+    @ray.method(concurrency_group="stage")
+    def time_store(self, payload: Payload) -> None:
+        """Copies what came through the object store to the device; the caller takes the time."""
+        self.receiver.receive(payload)
+
+    @ray.method(concurrency_group="stage")
+    def forget(self, buffers: list[Buffer]) -> None:
+        """A target is gone: lets go of its memory."""
+        self.receiver.forget(buffers)
 
     @ray.method(concurrency_group="train")
     def train(self, position: int) -> float:

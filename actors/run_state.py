@@ -88,6 +88,7 @@ class RunState:
     features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload
     aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
     failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
+    feature_slot_bytes: int = 0  # of the largest batch
     arrivals: int = 0  # features received so far, in whatever order
     step: int = 0  # optimizer steps done
     failure: BaseException | None = None
@@ -96,6 +97,12 @@ class RunState:
 
     def item(self, position: int) -> Item:
         return self.line.item(position)
+
+    def let_go(self, meta: dict[str, Any]) -> None:
+        """The features told of by `meta` are no longer needed: the target may have its memory back."""
+        meta["needed"] = False
+        if (slot := meta.pop("slot", None)) is not None:
+            meta["handle"].release.remote(slot)
 
     def say(self, text: str) -> None:
         self.lines.append(text)

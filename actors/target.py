@@ -10,9 +10,10 @@ import ray
 import torch
 
 from dflash_ray.batch import Batch
+from dflash_ray.peer import Buffer, PeerError
 from dflash_ray.processes import facts, set_threads
 from dflash_ray.setup import RunSpec, load_run_target
-from dflash_ray.transport import Payload, Remote, Sender
+from dflash_ray.transport import Payload, Remote, Sender, slot_of
 
 
 @ray.remote(concurrency_groups={"compute": 1, "send": 1, "ask": 1})
@@ -52,15 +53,41 @@ class TargetActor:
         }
 
     @ray.method(num_returns=2, concurrency_group="send")
-    def send(self, position: int) -> tuple[bool, Payload]:
-        """(whether the payload lives in this actor's memory, payload). The caller awaits the first and only passes the second on."""
+    def send(self, position: int) -> tuple[int | None, Payload]:
+        """(the slot of this actor's memory that the payload lies in, or None; payload). The caller awaits the first, passes the second
+        on, and calls `release` with the slot when the features are no longer needed."""
         payload = self.sender.take(position)
-        return isinstance(payload["features"], Remote), payload
+        return slot_of(payload), payload
+
+    @ray.method(concurrency_group="ask")
+    def drop(self, position: int) -> None:
+        """Nobody wants the features of `position` any more."""
+        self.sender.drop(position)
 
     @ray.method(concurrency_group="ask")
     def release(self, slot: int) -> None:
         """The drafter has copied what lay in `slot`."""
         self.sender.release(slot)
+
+    @ray.method(concurrency_group="ask")
+    def offer(self, slots: int, slot_bytes: int) -> tuple[Remote, list[Buffer]]:
+        """A probe for the drafter to read directly, and every buffer that messages may lie in. PeerError where that cannot work."""
+        if self.spec.config.debug.no_peer_access:
+            raise PeerError("debug.no_peer_access is set")
+        return self.sender.offer(slots, slot_bytes), self.sender.buffers
+
+    @ray.method(concurrency_group="ask")
+    def store_probe(self) -> Payload:
+        """The same amount through the object store."""
+        return self.sender.store_probe()
+
+    @ray.method(concurrency_group="ask")
+    def direct(self, use: bool) -> None:
+        """Whether messages go the direct way from now on."""
+        if use:
+            self.sender.open_direct()
+        else:
+            self.sender.close_direct()
 
     def _delay(self, position: int) -> None:
         longest = self.spec.config.debug.target_delay_seconds

@@ -14,9 +14,11 @@ from typing import Any
 
 import ray
 
+from actors.consumer import Consumer
 from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from actors.target import TargetActor
+from dflash_ray.peer import Buffer
 from dflash_ray.restarts import RestartBudget
 
 START_LIMIT = 1800.0  # seconds to load the weights
@@ -31,6 +33,7 @@ class Target:
     state: str = "starting"  # starting | working | leaving | waiting (to restart) | gone
     facts: dict[str, Any] = field(default_factory=dict)
     budget: RestartBudget = field(default_factory=lambda: RestartBudget(0))
+    buffers: list[Buffer] = field(default_factory=list)  # of its GPU that the drafter has mapped
     batches: int = 0
     tokens: int = 0
     seconds: float = 0.0  # busy
@@ -38,8 +41,8 @@ class Target:
 
 
 class TargetPool:
-    def __init__(self, run: RunState, pump: Callable[[], None]):
-        self.run, self.pump = run, pump
+    def __init__(self, run: RunState, pump: Callable[[], None], consumer: Consumer):
+        self.run, self.pump, self.consumer = run, pump, consumer
         self.targets: dict[str, Target] = {}
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
@@ -74,6 +77,7 @@ class TargetPool:
         try:
             target.handle = TargetActor.options(**actor_options("target", target.name, spec)).remote(target.name, spec)
             target.facts = await answer(target.handle.describe.remote(), target.name, "start", START_LIMIT)
+            target.buffers = await self.consumer.connect(target.name, target.handle)
         except ActorLost as error:
             self._died(target, str(error))
             return
@@ -105,6 +109,7 @@ class TargetPool:
         target.state = "gone"
         if target.handle is not None:
             ray.kill(target.handle)
+        self._forget(target)
         self.targets.pop(target.name, None)
         self.pump()
 
@@ -119,6 +124,7 @@ class TargetPool:
         if target.handle is not None:
             ray.kill(target.handle)  # not dead yet if it only hung
             target.handle = None
+        self._forget(target)
         if leaving or run.failure is not None:
             self.targets.pop(target.name, None)
             self.pump()
@@ -134,6 +140,10 @@ class TargetPool:
             target.state = "waiting"
             self._spawn(self._restart(target, delay))
         self.pump()
+
+    def _forget(self, target: Target) -> None:
+        self.consumer.forget(target.buffers)
+        target.buffers = []
 
     async def _restart(self, target: Target, delay: float) -> None:
         await asyncio.sleep(max(delay, 0.2))  # Ray frees the name of a dead actor a moment after its death
@@ -180,23 +190,21 @@ class TargetPool:
         target.seconds += meta["seconds"]
         target.idle_since = run.now()
         sent_ref, payload_ref = handle.send.remote(position)
-        run.features[position] = ({**meta, "arrival": run.arrivals, "handle": handle}, payload_ref)
+        meta |= {"arrival": run.arrivals, "handle": handle, "needed": True}
+        run.features[position] = (meta, payload_ref)
         run.arrivals += 1
         gone = run.flow.computed(target.name, position, meta["seconds"])
         self.pump()
+        del payload_ref
         try:
-            in_its_memory = await answer(sent_ref, target.name, "sending", SEND_LIMIT)
+            meta["slot"] = await answer(sent_ref, target.name, "sending", SEND_LIMIT)
         except (ActorLost, ray.exceptions.RayTaskError):
-            in_its_memory = True  # lost with it, or not made: staging finds out, and the batch is computed again
-        if in_its_memory:
-            await self._until_staged(position, handle)
-        if gone:
+            pass  # lost with it, or not made: staging finds out, and the batch is computed again
+        if not meta["needed"]:
+            run.let_go(meta)
+        if gone:  # may leave only when nobody needs its memory any more
+            await run.until(lambda: not any(meta["handle"] is handle for meta, _ in run.features.values()))
             self._bury(target)
-
-    async def _until_staged(self, position: int, handle: Any) -> None:
-        """A target may leave only when nobody needs its memory any more."""
-        run = self.run
-        await run.until(lambda: position not in run.features or run.features[position][0]["handle"] is not handle)
 
     def _limit(self, tokens: int) -> float:
         """Seconds after which a batch is taken from its target: from measured speed once there is one."""

@@ -183,7 +183,10 @@ class FlowConfig(Section):
 
 
 class TransportConfig(Section):
-    kind: Literal["auto", "object_store"] = Field("auto", description="how features travel; auto is the object store")
+    kind: Literal["auto", "object_store", "direct"] = Field(
+        "auto", description="how features travel: direct reads the target's GPU on one host; auto tries it at start and falls back"
+    )
+    slots: int = Field(3, ge=1, description="direct: buffers on each target's GPU, each as large as the largest batch's features")
 
 
 class CheckpointConfig(Section):
@@ -224,6 +227,7 @@ class HardwareConfig(Section):
 
 
 class DebugConfig(Section):
+    no_peer_access: bool = Field(False, description="the direct way is found not to work, as on cards without peer access")
     target_delay_seconds: float = Field(0.0, ge=0, description="each target sleeps a seeded random time up to this before a batch")
 
 

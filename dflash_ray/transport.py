@@ -3,51 +3,61 @@
 Two ways behind one interface. `object_store`: copied to pinned host memory, then through Ray's shared memory, then to the drafter's
 device; works everywhere. `direct`: the features stay in a ring of buffers on the target's GPU, and the drafter, on the same host, copies
 them from there by itself (one-sided: the target does nothing more). A message that finds no free buffer goes through the object store,
-so the ring bounds memory and never blocks. Whatever dies, the batch is computed again.
+so the ring bounds memory and never blocks. Whatever dies, the batch is computed again; a checksum tells features from what is left of them.
 
 A target calls `Sender.hold` where it computes and `Sender.take` in a thread of its own, so the copy of one batch runs under the
-computation of the next. The drafter calls `Receiver.receive` in its staging thread; it returns when the features are its own, and the
-sender's buffer may be released.
+computation of the next. The drafter calls `Receiver.receive` in its staging thread; it returns when the features are its own, and
+whoever passes the messages on may release the sender's buffer (`slot_of`).
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from dflash_ray.payload import Packed, pack, unpack
+from dflash_ray.peer import Buffer, OpenedBuffer, PeerError, SharedBuffer, checksum
+
+PROBE_BYTES = 256 << 20
+COPY_THREADS = 4  # one core copies about 5 GB/s between pinned and shared memory
 
 
 @dataclass(frozen=True)
 class Remote:
     """A tensor in a buffer on another GPU of this host."""
 
-    handle: tuple  # what opens the sender's buffer in another process
+    buffer: Buffer
     slot: int
     shape: tuple[int, ...]
     dtype: str
+    checksum: int
 
 
 Payload = dict[str, Packed | Remote]
 
 
-class Sender:
-    """`slots` buffers of `slot_bytes` on `device` for the direct way; 0 slots: everything goes through the object store."""
+def slot_of(payload: Payload) -> int | None:
+    """The sender's buffer that the message lies in, if it lies in one."""
+    features = payload["features"]
+    return features.slot if isinstance(features, Remote) else None
 
-    def __init__(self, device: torch.device, slots: int = 0, slot_bytes: int = 0):
+
+class Sender:
+    """Sends through the object store until `open_direct`."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
         self._held: dict[int, tuple[dict[str, torch.Tensor], torch.cuda.Event | None]] = {}
-        self._slots: list[torch.Tensor] = []
-        self._handles: list[tuple] = []
+        self._slots: dict[int, SharedBuffer] = {}
         self._free: list[int] = []
+        self._direct = False
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._pinned: dict[int, torch.Tensor] = {}
-        if slots:
-            self._slots = [_shareable(slot_bytes, device) for _ in range(slots)]
-            self._handles = [slot.untyped_storage()._share_cuda_() for slot in self._slots]
-            self._free = list(range(slots))
+        self._pinned: dict[tuple[str, int], torch.Tensor] = {}
 
     def hold(self, position: int, tensors: dict[str, torch.Tensor]) -> None:
         """Takes the results of a batch; returns at once."""
@@ -62,36 +72,81 @@ class Sender:
         """The message of `position`, to be returned to the caller. KeyError if it is not held (any more)."""
         with self._lock:
             tensors, ready = self._held.pop(position)
-            slot = self._free.pop() if self._fits(tensors) else None
+            slot = self._free.pop() if self._fits(tensors["features"]) else None
         if self._stream is None:
             return {name: pack(tensor) for name, tensor in tensors.items()}
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
             payload: Payload = {}
             for name, tensor in tensors.items():
-                if name == "features" and slot is not None:
-                    buffer = self._slots[slot][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                    buffer.copy_(tensor, non_blocking=True)
-                    payload[name] = Remote(self._handles[slot], slot, tuple(tensor.shape), _name(tensor.dtype))
-                else:
-                    payload[name] = pack(self._to_host(tensor))
+                remote = name == "features" and slot is not None
+                payload[name] = self._to_slot(slot, tensor) if remote else pack(self._to_host(name, tensor))
         self._stream.synchronize()
         return payload
+
+    def drop(self, position: int) -> None:
+        """Forgets what is held for `position`, if anything is."""
+        with self._lock:
+            self._held.pop(position, None)
 
     def release(self, slot: int) -> None:
         """The receiver has its copy."""
         with self._lock:
-            self._free.append(slot)
+            if self._direct:
+                self._free.append(slot)
+            else:
+                self._slots.pop(slot).free()
 
-    def _fits(self, tensors: dict[str, torch.Tensor]) -> bool:
-        return bool(self._free) and tensors["features"].nbytes <= self._slots[0].nbytes
+    # ---- the direct way ------------------------------------------------------------------------------------------------------
 
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Into pinned memory, reused by size class: page-locking is slow, so it is done once per size."""
+    def offer(self, slots: int, slot_bytes: int) -> Remote:
+        """Allocates the ring and writes a pattern into its first buffer, for `Receiver.probe`. PeerError where buffers cannot be shared."""
+        self._slots = {slot: SharedBuffer(max(slot_bytes, 4), self.device) for slot in range(slots)}
+        self._free = list(self._slots)
+        return self._to_slot(0, self._pattern())
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [slot.where for slot in self._slots.values()]
+
+    def open_direct(self) -> None:
+        self._direct = True
+
+    def close_direct(self) -> None:
+        """Everything through the object store from now on. A buffer whose message is on the way is freed with its release."""
+        with self._lock:
+            self._direct, free, self._free = False, self._free, []
+            for slot in free:
+                self._slots.pop(slot).free()
+
+    def store_probe(self) -> Payload:
+        """A message of the probe's size through the object store."""
+        pattern = self._pattern()
+        with torch.cuda.stream(self._stream):
+            payload = {"features": pack(self._to_host("features", pattern))}
+        self._stream.synchronize()
+        return payload
+
+    def _pattern(self) -> torch.Tensor:
+        pattern = torch.arange(min(PROBE_BYTES, self._slots[0].nbytes) // 4, dtype=torch.int32, device=self.device)
+        torch.cuda.current_stream(self.device).synchronize()  # written before another stream reads it
+        return pattern
+
+    def _fits(self, features: torch.Tensor) -> bool:
+        return self._direct and bool(self._free) and 0 < features.nbytes <= self._slots[self._free[-1]].nbytes
+
+    def _to_slot(self, slot: int, tensor: torch.Tensor) -> Remote:
+        with torch.cuda.stream(self._stream):
+            total = checksum(tensor)
+            self._slots[slot].write(tensor, self._stream)
+            return Remote(self._slots[slot].where, slot, tuple(tensor.shape), _name(tensor.dtype), int(total.item()))
+
+    def _to_host(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Into pinned memory, reused by name and size class: page-locking is slow, so it is done once per size."""
         size = 1 << max(tensor.nbytes - 1, 1).bit_length()
-        buffer = self._pinned.get(size)
+        buffer = self._pinned.get((name, size))
         if buffer is None:
-            buffer = self._pinned[size] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            buffer = self._pinned[name, size] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         host = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         host.copy_(tensor, non_blocking=True)
         return host
@@ -102,36 +157,53 @@ class Receiver:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._opened: dict[tuple, torch.UntypedStorage] = {}
+        self._opened: dict[bytes, OpenedBuffer] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pinned: dict[str, torch.Tensor] = {}
+        self._copiers = ThreadPoolExecutor(COPY_THREADS) if device.type == "cuda" else None
 
-    def receive(self, payload: Payload) -> tuple[dict[str, torch.Tensor], int | None]:
-        """(tensors, the sender's slot to release or None). On a CPU the tensors are views of shared memory: read-only by contract."""
+    def receive(self, payload: Payload) -> dict[str, torch.Tensor]:
+        """The tensors of a message. On a CPU they are views of shared memory: read-only by contract.
+
+        PeerError where the sender's buffer cannot be read or no longer holds what was sent.
+        """
         if self._stream is None:
-            return {name: unpack(packed) for name, packed in payload.items()}, None
-        release = None
+            return {name: unpack(packed) for name, packed in payload.items()}
         tensors: dict[str, torch.Tensor] = {}
         with torch.cuda.stream(self._stream):
             for name, message in payload.items():
                 if isinstance(message, Remote):
                     tensors[name] = self._copy_from_peer(message)
-                    release = message.slot
                 else:
                     tensors[name] = self._from_host(name, unpack(message))
         self._stream.synchronize()
-        return tensors, release
+        return tensors
+
+    def probe(self, message: Remote) -> float:
+        """Bytes per second of copying the sender's pattern. PeerError where the direct way does not work."""
+        seconds = []
+        for _ in range(3):  # the first one opens the buffer
+            began = time.perf_counter()
+            copied = self.receive({"features": message})
+            seconds.append(time.perf_counter() - began)
+        return copied["features"].nbytes / min(seconds)
+
+    def forget(self, buffers: list[Buffer]) -> None:
+        """Unmaps a sender's buffers: until then its GPU cannot have the memory back."""
+        for buffer in buffers:
+            opened = self._opened.pop(buffer.handle, None)
+            if opened is not None:
+                opened.close()
 
     def _copy_from_peer(self, message: Remote) -> torch.Tensor:
-        storage = self._opened.get(message.handle)
-        if storage is None:
-            storage = self._opened[message.handle] = torch.UntypedStorage._new_shared_cuda(*message.handle)
-        dtype = getattr(torch, message.dtype)
-        there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        count = dtype.itemsize
-        for size in message.shape:
-            count *= size
-        return there[:count].view(dtype).view(message.shape).to(self.device, copy=True)
+        opened = self._opened.get(message.buffer.handle)
+        if opened is None:
+            opened = self._opened[message.buffer.handle] = OpenedBuffer(message.buffer, self.device)
+        out = torch.empty(message.shape, dtype=getattr(torch, message.dtype), device=self.device)
+        opened.read(out, self._stream)
+        if int(checksum(out).item()) != message.checksum:
+            raise PeerError("the sender's buffer does not hold what was sent")
+        return out
 
     def _from_host(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.nbytes < 1 << 20:
@@ -140,17 +212,16 @@ class Receiver:
         if buffer is None or buffer.nbytes < tensor.nbytes:
             buffer = self._pinned[name] = torch.empty(1 << (tensor.nbytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
         host = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        host.copy_(tensor)
-        return host.to(self.device, non_blocking=True)
-
-
-def _shareable(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Memory that another process can open: outside expandable segments, whose handles do not travel."""
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    finally:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        # by parts: while one part goes to the device, the next ones are copied into pinned memory
+        flat, there, source = (t.view(-1).view(torch.uint8) for t in (host, out, tensor))
+        part = max(1 << 20, -(-tensor.nbytes // (4 * COPY_THREADS)))
+        starts = range(0, tensor.nbytes, part)
+        copies = [self._copiers.submit(flat[s : s + part].copy_, source[s : s + part]) for s in starts]
+        for start, copied in zip(starts, copies, strict=True):
+            copied.result()
+            there[start : start + part].copy_(flat[start : start + part], non_blocking=True)
+        return out
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -153,7 +153,7 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
     with ThreadPoolExecutor(1) as pool:
 
         def arrive() -> Staged:
-            tensors, _ = receiver.receive(message)
+            tensors = receiver.receive(message)
             return trainer.stage(one, tensors["features"])
 
         coming = [pool.submit(arrive)]

@@ -1,0 +1,54 @@
+"""The transport and pipeline benchmarks run anywhere, on real actors, and write what they say."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jobs import bench_pipeline, bench_transport
+from tests.processes import ROOT, environment
+
+pytestmark = pytest.mark.ray
+
+
+def run_job(*argv: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.bench", *argv], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+def test_transport(tmp_path):
+    out = tmp_path / "deep" / "transport.json"
+    done = run_job("transport", "--tokens", "64", "--messages", "3", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    names = [row["name"] for row in record["rows"]]
+    assert names[:4] == [f"object store, {n} source(s), {how}" for n in (1, 2) for how in ("one at a time", "overlapped")]
+    assert record["message_bytes"] == 64 * 640 * 2
+    for row in record["rows"]:
+        assert row["gigabytes_per_second"] == pytest.approx(record["message_bytes"] / row["seconds"] / 1e9)
+
+
+def test_pipeline(tmp_path):
+    out = tmp_path / "pipeline.json"
+    done = run_job("pipeline", "--seconds", "2", "--json", str(out), "--train.batches_per_step", "1")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    slower = record["slower_stage"]
+    assert record["alone"][slower] == min(record["alone"].values()) > 0
+    assert record["share_of_slower_stage"] == pytest.approx(record["run"]["real_tokens_per_second"] / record["alone"][slower])
+    assert record["summary"]["steps"] >= record["run"]["steps"] >= 3 and record["summary"]["topology"] == "1-1"
+
+
+@pytest.mark.parametrize(
+    ("job", "argv", "says"),
+    [
+        (bench_transport, ["--tokens", "0"], "--tokens: 0 is too few"),
+        (bench_transport, ["--messages", "1"], "--messages: 1 is too few"),
+        (bench_pipeline, ["--seconds", "0"], "--seconds: 0 is no time"),
+    ],
+)
+def test_bad_input_is_one_line(job, argv, says):
+    with pytest.raises(ValueError, match=says):
+        job.main(argv)
