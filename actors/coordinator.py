@@ -11,7 +11,7 @@ import ray
 
 from actors.batcher import BatcherActor
 from actors.consumer import Consumer
-from actors.placement import actor_options
+from actors.placement import actor_options, hide_gpus
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from actors.targets import TargetPool
 from dflash_ray.flow import Flow
@@ -30,6 +30,7 @@ FETCH_LIMIT = 300.0
 @ray.remote
 class CoordinatorActor:
     def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any]):
+        hide_gpus()
         self.spec, self.resume, self.store_bytes, self.facts = spec, resume, store_bytes, facts
         self.run_state: RunState | None = None
         self.pool: TargetPool | None = None

@@ -35,6 +35,12 @@ class DrafterActor:
     def __repr__(self) -> str:
         return "drafter"
 
+    def _enter(self) -> None:
+        """At the start of what computes: Ray calls in threads of its own, which know neither torch's settings nor the CUDA context yet."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        if self.receiver.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
     @ray.method(concurrency_group="ask")
     def describe(self) -> dict[str, Any]:
         return facts()
@@ -43,7 +49,7 @@ class DrafterActor:
     def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> str | None:
         """Copies the features of `position` to the device and checks them. Returns what is wrong with them, or None. PeerError where a
         target's buffer cannot be read."""
-        set_threads(self.spec.config.cpu.threads_per_actor)
+        self._enter()
         tensors = self.receiver.receive(payload)
         if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
             return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
@@ -72,7 +78,7 @@ class DrafterActor:
     @ray.method(concurrency_group="train")
     def train(self, position: int) -> float:
         """One micro-step on the staged `position`. Returns its seconds."""
-        set_threads(self.spec.config.cpu.threads_per_actor)
+        self._enter()
         began = time.perf_counter()
         self._sums.update(self.trainer.train_staged(self._staged.pop(position)))
         return time.perf_counter() - began
@@ -88,7 +94,7 @@ class DrafterActor:
     @ray.method(concurrency_group="train")
     def evaluate(self, position: int) -> dict[str, float]:
         """Validation sums of the staged `position`; changes nothing."""
-        set_threads(self.spec.config.cpu.threads_per_actor)
+        self._enter()
         return self.trainer.evaluate_staged(self._staged.pop(position))
 
     @ray.method(concurrency_group="train")

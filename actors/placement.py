@@ -1,11 +1,13 @@
 """Where actors run and what they may use: the one place that knows Ray's resource options.
 
 Every process asks for no CPU, so a laptop with two cores runs all of them; on a machine with GPUs targets and drafter ask for theirs.
-Actors without a GPU see none: Ray does not hide GPUs from an actor that asked for 0.
+Actors without a GPU see none: Ray does not hide GPUs from an actor that asked for 0. The coordinator hides them by itself (`hide_gpus`):
+what stands in its runtime environment would be inherited by the actors that it makes, and outweigh what Ray gives them.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from dflash_ray.setup import RunSpec
@@ -19,12 +21,17 @@ def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
         placement = spec.config.placement
         options["num_gpus"] = placement.gpus_per_target if role == "target" else placement.gpus_per_drafter
         env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    else:
+    elif role != "coordinator":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if role == "coordinator":
         options["max_concurrency"] = 1000
     options["runtime_env"] = {"env_vars": env}
     return options
+
+
+def hide_gpus() -> None:
+    """For a process that needs none. Before CUDA starts there."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def gpus_wanted(spec_targets: int, gpus_per_target: float, gpus_per_drafter: float) -> float:

@@ -99,7 +99,7 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     from dflash_ray.target.weights import embedding_and_head, random_embedding
 
     if spec.config.target.weights == "random":
-        embed = head = random_embedding(spec.facts, spec.config.run.seed)
+        embed = head = random_embedding(spec.facts, spec.config.run.seed, spec.device)
     else:
         embed, head, _ = embedding_and_head(spec.config.target.path)
     return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps)

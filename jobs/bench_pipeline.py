@@ -24,11 +24,10 @@ from actors.drafter import DrafterActor
 from actors.placement import actor_options
 from actors.target import TargetActor
 from dflash_ray import bench
-from dflash_ray.batch import Batch
-from dflash_ray.config import Config, load_config, merge, validate
+from dflash_ray.config import load_config, merge, validate
 from dflash_ray.dataset_writer import DatasetWriter
 from dflash_ray.payload import pack
-from dflash_ray.setup import RunSpec, open_batches, resolve
+from dflash_ray.setup import open_batches, resolve
 from dflash_ray.target.facts import shape_facts
 from dflash_ray.target.shapes import SHAPES
 from jobs.bench_drafter import PUBLISHED, TINY
@@ -36,7 +35,7 @@ from jobs.run_driver import connect, drive, prepare
 from jobs.sampler import Sampler
 
 LIMIT = 600
-WARM_BATCHES, TIMED_BATCHES = 3, 8
+WARM_BATCHES, TIMED_BATCHES = 2, 8
 
 
 def main(argv: list[str]) -> int:
@@ -47,65 +46,123 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3.6-27b" if gpu else "tiny-hybrid")
     parser.add_argument("--topology", default="1-1")
     parser.add_argument("--seconds", type=float, default=180 if gpu else 5, help="about how long the run takes")
-    parser.add_argument("--tokens-per-anchor", type=float, default=43)
+    parser.add_argument("--tokens-per-anchor", type=float, nargs="+", default=[43.0], help="one run for each")
     parser.add_argument("--token-budget", type=int, default=16384 if gpu else 512)
     parser.add_argument("--transport", choices=("auto", "direct", "object_store"), default="auto")
     parser.add_argument("--json", type=Path, help="write the record there")
     args, rest = parser.parse_known_args(argv)
     if args.seconds <= 0:
         raise ValueError(f"--seconds: {args.seconds:g} is no time; use at least 1")
+    connect()
+    record = {"job": "pipeline", "shape": args.shape, "topology": args.topology, "versions": bench.versions(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="dflash-ray-bench-") as scratch:
-        record = measure(args, rest, Path(scratch))
-    print(json.dumps({key: record[key] for key in ("alone", "run", "share_of_slower_stage")}, indent=1))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1))
+        documents(Path(scratch) / "data", args)
+        target_rate = None
+        for per_anchor in args.tokens_per_anchor:
+            one = Case(args, rest, Path(scratch), per_anchor)
+            target_rate = target_rate or one.target_alone()
+            record["runs"].append(one.measure(target_rate))
+            record["device"] = bench.device_name(torch.device(one.spec.device))
+            if args.json:
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps(record, indent=1))
     return 0
 
 
-def measure(args: argparse.Namespace, flags: list[str], scratch: Path) -> dict[str, Any]:
-    facts = shape_facts(args.shape)
-    samples = max(64, int(args.token_budget * 400 / 2026)) if torch.cuda.is_available() else 400
-    documents(scratch / "data", samples, args.token_budget // 2, facts.vocab_size)
-    base = scratch / "config.yaml"
-    base.write_text(yaml.safe_dump(settings(args, scratch, facts.hidden_size, facts.vocab_size)))
-    config = load_config([base], flags)
-    connect()
-    device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
-    spec = resolve(config, device=device, run_dir=scratch / "run", namespace="dflash-ray-bench")
-    batches = [open_batches(spec).batch("train", number) for number in range(WARM_BATCHES + TIMED_BATCHES)]
-    alone = {"target": target_alone(spec, batches), "drafter": drafter_alone(spec, batches)}
-    both = {"target": alone["target"] * config.targets, "drafter": alone["drafter"]}
-    slower = min(both, key=both.get)
-    print(f"alone: {alone['target']:,.0f} tokens/s per target, {alone['drafter']:,.0f} drafter; {slower} is the slower stage", flush=True)
-    tokens = float(np.mean([batch.tokens for batch in batches]))
-    steps = max(4, math.ceil(args.seconds * both[slower] / tokens / config.train.batches_per_step))
-    plan = prepare(with_steps(config, steps))
-    with Sampler() as sampler:
-        summary, code = drive(plan)
-    if code or "failed" in summary:
-        raise RuntimeError(f"the run failed: {summary.get('failed', code)}")
-    lines = [json.loads(line) for line in (plan.folder.path / "metrics.jsonl").read_text().splitlines()]
-    run = rates(lines) | sampler.summary(lines)
-    events = [json.loads(line) for line in (plan.folder.path / "events.jsonl").read_text().splitlines()]
-    return {
-        "job": "pipeline",
-        "shape": args.shape,
-        "topology": config.topology,
-        "tokens_per_anchor": args.tokens_per_anchor,
-        "device": bench.device_name(torch.device(device)),
-        "versions": bench.versions(),
-        "alone": alone,
-        "run": run,
-        "share_of_slower_stage": run["real_tokens_per_second"] / both[slower],
-        "slower_stage": slower,
-        "summary": summary,
-        "transport": [event["reason"] for event in events if event["event"] == "transport"],
-        "samples": sampler.samples,
-    }
+def documents(folder: Path, args: argparse.Namespace) -> None:
+    """The corpus: random tokens in documents of natural lengths, a few hundred batches of them."""
+    folder.mkdir()
+    rng, vocab = np.random.default_rng(0), shape_facts(args.shape).vocab_size
+    samples = max(400, args.token_budget * 200 // 2026) if args.token_budget >= 8192 else 400
+    with DatasetWriter(folder / "all") as writer:
+        for length in bench.document_lengths(samples, args.token_budget // 2):
+            writer.add("train", rng.integers(0, vocab - 1, length), np.ones(length, dtype=bool))
+        writer.finish({"vocab_size": vocab})
 
 
-def settings(args: argparse.Namespace, scratch: Path, hidden: int, vocab: int) -> dict[str, Any]:
+class Case:
+    """One run and what it is compared with."""
+
+    def __init__(self, args: argparse.Namespace, flags: list[str], scratch: Path, per_anchor: float):
+        self.args, self.per_anchor = args, per_anchor
+        facts, base = shape_facts(args.shape), scratch / f"config-{per_anchor:g}.yaml"
+        base.write_text(yaml.safe_dump(settings(args, scratch, per_anchor, facts.hidden_size, facts.vocab_size)))
+        self.config = load_config([base], flags)
+        device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
+        self.spec = resolve(self.config, device=device, run_dir=scratch / "run", namespace="dflash-ray-bench")
+        opened = open_batches(self.spec)
+        self.batches = [opened.batch("train", number) for number in range(WARM_BATCHES + TIMED_BATCHES)]
+
+    def target_alone(self) -> float:
+        """Real tokens per second of one target that nothing waits for and nothing holds up."""
+        began = time.perf_counter()
+        actor = TargetActor.options(**actor_options("target", "target-alone", self.spec)).remote("target-alone", self.spec)
+        for position, batch in enumerate(self.batches):
+            if position == WARM_BATCHES:
+                print(f"one target alone: up and warm after {time.perf_counter() - began:.0f} s", flush=True)
+                began = time.perf_counter()
+            ray.get(actor.compute.remote(position, batch), timeout=LIMIT)
+            actor.drop.remote(position)
+        seconds = time.perf_counter() - began
+        ray.kill(actor)
+        return sum(batch.tokens for batch in self.batches[WARM_BATCHES:]) / seconds
+
+    def drafter_alone(self) -> float:
+        """Real tokens per second of the drafter, optimizer steps included, with the features of every batch already on its device."""
+        spec, began = self.spec, time.perf_counter()
+        actor = DrafterActor.options(**actor_options("drafter", "drafter-alone", spec)).remote(spec, 10**6)
+        told = {"layer_ids": list(spec.shape.target_layer_ids)}
+        dtype = torch.bfloat16 if spec.feature_bytes == 2 else torch.float32
+        noise = torch.randn(1024, spec.shape.features).to(dtype)
+        seconds, steps = 0.0, 0
+        for position, batch in enumerate(self.batches):
+            features = noise.repeat(-(-batch.tokens // 1024), 1)[: batch.tokens]
+            problem = ray.get(actor.stage.remote(position, batch, told, {"features": pack(features)}), timeout=LIMIT)
+            if problem:
+                raise RuntimeError(problem)
+            if position == WARM_BATCHES:
+                print(f"the drafter alone: up and warm after {time.perf_counter() - began:.0f} s", flush=True)
+            began_batch = time.perf_counter()
+            ray.get(actor.train.remote(position), timeout=LIMIT)
+            if (position + 1 - WARM_BATCHES) % spec.config.train.batches_per_step == 0:
+                ray.get(actor.step.remote(steps), timeout=LIMIT)
+                steps += 1
+            if position >= WARM_BATCHES:
+                seconds += time.perf_counter() - began_batch
+        ray.kill(actor)
+        return sum(batch.tokens for batch in self.batches[WARM_BATCHES:]) / seconds
+
+    def measure(self, target_rate: float) -> dict[str, Any]:
+        config = self.config
+        alone = {"target": target_rate, "drafter": self.drafter_alone()}
+        both = {"target": target_rate * config.targets, "drafter": alone["drafter"]}
+        slower = min(both, key=both.get)
+        print(f"alone: {target_rate:,.0f} tokens/s per target, {alone['drafter']:,.0f} drafter; the slower stage: {slower}", flush=True)
+        tokens = float(np.mean([batch.tokens for batch in self.batches]))
+        steps = max(4, math.ceil(self.args.seconds * both[slower] / tokens / config.train.batches_per_step))
+        plan = prepare(validate(merge(config.as_dict(), {"run": {"max_steps": steps, "fresh": True}})))
+        with Sampler() as sampler:
+            summary, code = drive(plan)
+        if code or "failed" in summary:
+            raise RuntimeError(f"the run failed: {summary.get('failed', code)}")
+        lines = [json.loads(line) for line in (plan.folder.path / "metrics.jsonl").read_text().splitlines()]
+        events = [json.loads(line) for line in (plan.folder.path / "events.jsonl").read_text().splitlines()]
+        run = rates(lines) | sampler.summary(lines)
+        found = {
+            "tokens_per_anchor": self.per_anchor,
+            "alone": alone,
+            "slower_stage": slower,
+            "run": run,
+            "share_of_slower_stage": run["real_tokens_per_second"] / both[slower],
+            "transport": [event["reason"] for event in events if event["event"] == "transport"],
+            "seconds_to_first_step": lines[0]["time"] - sampler.began,
+            "summary": summary,
+        }
+        print(json.dumps(found, indent=1), flush=True)
+        return found
+
+
+def settings(args: argparse.Namespace, scratch: Path, per_anchor: float, hidden: int, vocab: int) -> dict[str, Any]:
     draft = dict(PUBLISHED if hidden >= 2048 else TINY)
     draft["layer_types"] = ["sliding_attention"] * (draft["num_layers"] - 1) + ["full_attention"]
     return {
@@ -113,62 +170,14 @@ def settings(args: argparse.Namespace, scratch: Path, hidden: int, vocab: int) -
         "topology": args.topology,
         "target": {"shape": args.shape, "weights": "random"},
         "draft": {**draft, "mask_token_id": vocab - 1},
-        "data": {"path": str(scratch / "data")},
+        "data": {"path": str(scratch / "data" / "all")},
         "batching": {"strategy": "packed", "token_budget": args.token_budget},
-        "anchors": {"tokens_per_anchor": args.tokens_per_anchor},
-        "train": {"epochs": 1000, "batches_per_step": 4},
+        "anchors": {"tokens_per_anchor": per_anchor},
+        "train": {"epochs": 1000, "batches_per_step": 8},
         "validation": {"batches": 0},
         "transport": {"kind": args.transport},
         "checkpoint": {"every_steps": 10**6, "every_minutes": 10**6},
     }
-
-
-def with_steps(config: Config, steps: int) -> Config:
-    return validate(merge(config.as_dict(), {"run": {"max_steps": steps}}))
-
-
-def documents(folder: Path, samples: int, longest: int, vocab: int) -> None:
-    rng = np.random.default_rng(0)
-    with DatasetWriter(folder) as writer:
-        for length in bench.document_lengths(samples, longest):
-            writer.add("train", rng.integers(0, vocab - 1, length), np.ones(length, dtype=bool))
-        writer.finish({"vocab_size": vocab})
-
-
-def target_alone(spec: RunSpec, batches: list[Batch]) -> float:
-    """Real tokens per second of one target that nothing waits for and nothing holds up."""
-    actor = TargetActor.options(**actor_options("target", "target-alone", spec)).remote("target-alone", spec)
-    for position, batch in enumerate(batches):
-        if position == WARM_BATCHES:
-            began = time.perf_counter()
-        ray.get(actor.compute.remote(position, batch), timeout=LIMIT)
-        actor.drop.remote(position)
-    seconds = time.perf_counter() - began
-    ray.kill(actor)
-    return sum(batch.tokens for batch in batches[WARM_BATCHES:]) / seconds
-
-
-def drafter_alone(spec: RunSpec, batches: list[Batch]) -> float:
-    """Real tokens per second of the drafter, optimizer steps included, with the features of every batch already on its device."""
-    actor = DrafterActor.options(**actor_options("drafter", "drafter-alone", spec)).remote(spec, 10**6)
-    told = {"layer_ids": list(spec.shape.target_layer_ids)}
-    dtype = torch.bfloat16 if spec.feature_bytes == 2 else torch.float32
-    noise = torch.randn(1024, spec.shape.features).to(dtype)
-    seconds, steps = 0.0, 0
-    for position, batch in enumerate(batches):
-        features = noise.repeat(-(-batch.tokens // 1024), 1)[: batch.tokens]
-        problem = ray.get(actor.stage.remote(position, batch, told, {"features": pack(features)}), timeout=LIMIT)
-        if problem:
-            raise RuntimeError(problem)
-        began = time.perf_counter()
-        ray.get(actor.train.remote(position), timeout=LIMIT)
-        if (position + 1 - WARM_BATCHES) % spec.config.train.batches_per_step == 0:
-            ray.get(actor.step.remote(steps), timeout=LIMIT)
-            steps += 1
-        if position >= WARM_BATCHES:
-            seconds += time.perf_counter() - began
-    ray.kill(actor)
-    return sum(batch.tokens for batch in batches[WARM_BATCHES:]) / seconds
 
 
 def rates(lines: list[dict[str, Any]]) -> dict[str, Any]:

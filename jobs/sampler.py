@@ -22,6 +22,7 @@ class Sampler:
         self._gpus = _nvml_handles()
 
     def __enter__(self) -> Sampler:
+        self.began = time.monotonic()
         self._thread.start()
         return self
 

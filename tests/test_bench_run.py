@@ -32,13 +32,15 @@ def test_transport(tmp_path):
 
 def test_pipeline(tmp_path):
     out = tmp_path / "pipeline.json"
-    done = run_job("pipeline", "--seconds", "2", "--json", str(out), "--train.batches_per_step", "1")
+    done = run_job("pipeline", "--seconds", "2", "--json", str(out), "--train.batches_per_step", "1", "--tokens-per-anchor", "43", "5")
     assert done.returncode == 0, done.stderr
     record = json.loads(out.read_text())
-    slower = record["slower_stage"]
-    assert record["alone"][slower] == min(record["alone"].values()) > 0
-    assert record["share_of_slower_stage"] == pytest.approx(record["run"]["real_tokens_per_second"] / record["alone"][slower])
-    assert record["summary"]["steps"] >= record["run"]["steps"] >= 3 and record["summary"]["topology"] == "1-1"
+    assert [run["tokens_per_anchor"] for run in record["runs"]] == [43, 5]
+    for run in record["runs"]:
+        slower = run["slower_stage"]
+        assert run["alone"][slower] == min(run["alone"].values()) > 0
+        assert run["share_of_slower_stage"] == pytest.approx(run["run"]["real_tokens_per_second"] / run["alone"][slower])
+        assert run["summary"]["steps"] > run["run"]["steps"] >= 3 and run["summary"]["topology"] == "1-1"
 
 
 @pytest.mark.parametrize(

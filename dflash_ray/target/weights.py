@@ -99,7 +99,8 @@ def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, st
     return embed, head, digest.hexdigest()
 
 
-def random_embedding(facts: TargetFacts, seed: int) -> torch.Tensor:
-    """bf16 [V, H] stand-in for both tables of a target with random weights (benchmarks)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.empty(facts.vocab_size, facts.hidden_size, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+def random_embedding(facts: TargetFacts, seed: int, device: str) -> torch.Tensor:
+    """bf16 [V, H] stand-in for both tables of a target with random weights (benchmarks), drawn on `device`."""
+    generator = torch.Generator(device).manual_seed(seed)
+    empty = torch.empty(facts.vocab_size, facts.hidden_size, dtype=torch.bfloat16, device=device)
+    return empty.normal_(0, 0.02, generator=generator)
