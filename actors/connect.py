@@ -37,12 +37,12 @@ async def connect(run: RunState, name: str, handle: Any, drafter: Any) -> list[B
     else:
         if direct > store or kind == "direct":
             await answer(handle.direct.remote(True), name, "the direct way", PROBE_LIMIT)
-            run.event("transport", f"{name}: direct, {direct / 1e9:.1f} GB/s (object store {store / 1e9:.1f})", actor=name, kind="direct")
+            run.event("transport", f"{name}: direct, {direct / 1e9:.1f} GB/s (object store {store / 1e9:.1f})", actor=name, way="direct")
             return buffers
         reason = f"direct copies at {direct / 1e9:.1f} GB/s are slower than {store / 1e9:.1f}"
     if kind == "direct":
         raise RunFailed(f"transport.kind direct: {name}: {reason}; with auto the run takes the object store instead")
-    run.event("transport", f"{name}: object store, because {reason}", actor=name, kind="object_store")
+    run.event("transport", f"{name}: object store, because {reason}", actor=name, way="object_store")
     handle.direct.remote(False)
     drafter.forget.remote(buffers)
     return []

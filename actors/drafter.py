@@ -81,6 +81,8 @@ class DrafterActor:
         self._enter()
         began = time.perf_counter()
         self._sums.update(self.trainer.train_staged(self._staged.pop(position)))
+        if self.receiver.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # seconds, waits and credit tell of what is done, not of what is queued
         return time.perf_counter() - began
 
     @ray.method(concurrency_group="train")

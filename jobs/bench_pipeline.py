@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ import yaml
 
 from actors.drafter import DrafterActor
 from actors.placement import actor_options
+from actors.run_state import RunFailed
 from actors.target import TargetActor
 from dflash_ray import bench
 from dflash_ray.config import load_config, merge, validate
@@ -35,7 +37,7 @@ from jobs.run_driver import connect, drive, prepare
 from jobs.sampler import Sampler
 
 LIMIT = 600
-WARM_BATCHES, TIMED_BATCHES = 2, 8
+WARM_BATCHES, TIMED_BATCHES = 2, 4  # one optimizer step in the timed ones
 
 
 def main(argv: list[str]) -> int:
@@ -54,12 +56,20 @@ def main(argv: list[str]) -> int:
     if args.seconds <= 0:
         raise ValueError(f"--seconds: {args.seconds:g} is no time; use at least 1")
     connect()
+    try:
+        return bench_runs(args, rest)
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+
+
+def bench_runs(args: argparse.Namespace, flags: list[str]) -> int:
     record = {"job": "pipeline", "shape": args.shape, "topology": args.topology, "versions": bench.versions(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="dflash-ray-bench-") as scratch:
         documents(Path(scratch) / "data", args)
         target_rate = None
         for per_anchor in args.tokens_per_anchor:
-            one = Case(args, rest, Path(scratch), per_anchor)
+            one = Case(args, flags, Path(scratch), per_anchor)
             target_rate = target_rate or one.target_alone()
             record["runs"].append(one.measure(target_rate))
             record["device"] = bench.device_name(torch.device(one.spec.device))
@@ -119,7 +129,7 @@ class Case:
             features = noise.repeat(-(-batch.tokens // 1024), 1)[: batch.tokens]
             problem = ray.get(actor.stage.remote(position, batch, told, {"features": pack(features)}), timeout=LIMIT)
             if problem:
-                raise RuntimeError(problem)
+                raise RunFailed(problem)
             if position == WARM_BATCHES:
                 print(f"the drafter alone: up and warm after {time.perf_counter() - began:.0f} s", flush=True)
             began_batch = time.perf_counter()
@@ -144,7 +154,7 @@ class Case:
         with Sampler() as sampler:
             summary, code = drive(plan)
         if code or "failed" in summary:
-            raise RuntimeError(f"the run failed: {summary.get('failed', code)}")
+            raise RunFailed(f"the run failed: {summary.get('failed', code)}")
         lines = [json.loads(line) for line in (plan.folder.path / "metrics.jsonl").read_text().splitlines()]
         events = [json.loads(line) for line in (plan.folder.path / "events.jsonl").read_text().splitlines()]
         run = rates(lines) | sampler.summary(lines)
@@ -173,7 +183,7 @@ def settings(args: argparse.Namespace, scratch: Path, per_anchor: float, hidden:
         "data": {"path": str(scratch / "data" / "all")},
         "batching": {"strategy": "packed", "token_budget": args.token_budget},
         "anchors": {"tokens_per_anchor": per_anchor},
-        "train": {"epochs": 1000, "batches_per_step": 8},
+        "train": {"epochs": 1000, "batches_per_step": TIMED_BATCHES},
         "validation": {"batches": 0},
         "transport": {"kind": args.transport},
         "checkpoint": {"every_steps": 10**6, "every_minutes": 10**6},
