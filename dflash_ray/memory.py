@@ -41,6 +41,9 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
             tokens * shape.features * width, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B"
         ),
     }
+    if spec.device == "cuda" and config.transport.kind != "object_store":
+        slots, each = config.transport.slots, target["features"]
+        target["buffers for direct copies"] = Bytes(slots * each.bytes, f"{slots} x {each.arithmetic}")
     tied = bool(spec.facts.tie_word_embeddings)
     drafter = memory_estimate(shape, config, tokens, anchors, gpu=spec.device == "cuda", tied=tied)
     state = drafter["master weights"].bytes + drafter["optimizer"].bytes
