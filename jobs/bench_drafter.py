@@ -20,6 +20,7 @@ import torch
 from dflash_ray import bench
 from dflash_ray.batch import Batch
 from dflash_ray.config import load_config
+from dflash_ray.draft.cost import flops_per_label, flops_per_slot, flops_per_token
 from dflash_ray.draft.labels import Labels
 from dflash_ray.draft.loss import block_losses
 from dflash_ray.draft.mask import Blocks
@@ -123,11 +124,8 @@ def features_of(one: Batch, trainer: DraftTrainer) -> torch.Tensor:
 
 
 def counted_flops(shape: DraftShape, one: Batch, labels: int) -> float:
-    sizes = {name: float(np.prod(size)) for name, size in shape.tensor_shapes().items() if len(size) == 2}
-    layers = sum(size for name, size in sizes.items() if name.startswith("layers."))
-    key_value = sum(size for name, size in sizes.items() if "k_proj" in name or "v_proj" in name)
-    rows = len(one.anchors) * shape.block_size
-    return 6 * rows * layers + 4 * labels * shape.hidden * shape.vocab + 6 * one.tokens * (sizes["fc.weight"] + key_value)
+    slots = len(one.anchors) * shape.block_size
+    return slots * flops_per_slot(shape) + labels * flops_per_label(shape) + one.tokens * flops_per_token(shape)
 
 
 def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, repeats: int) -> None:
