@@ -117,11 +117,11 @@ def say_inputs(console: Console, known: Known, rates: Rates) -> None:
 
 def make_table(drafters: int, points: list[Point], known: Known, rates: Rates, best: Point | None, measured: dict[int, float]) -> Table:
     title = f"{drafters} drafter" + ("s (arithmetic only: a run has one)" if drafters > 1 else "")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     columns = ["topology", "tokens/s", "waits"] + (["measured"] if measured and drafters == 1 else [])
     columns += ["kW", "tokens/J"] if rates.power is not None else []
     columns += ["days", "GPU-hours"] if known.tokens else []
-    columns += ["balancing\nanchors: 1 in"] if rates.cost is not None else []
+    columns += ["balanced at\n1 anchor in"] if rates.cost is not None else []
     for name in columns:
         table.add_column(name, justify="left" if name in ("topology", "waits") else "right", no_wrap=True)
     for one in points:
@@ -134,7 +134,7 @@ def make_table(drafters: int, points: list[Point], known: Known, rates: Rates, b
             cells += [_figure(one.days), _figure(one.gpu_hours)]
         if rates.cost is not None:
             anchors = balance(rates, one.targets, drafters)
-            cells.append("none" if anchors is None else f"{anchors:.1f} tokens")
+            cells.append("none" if anchors is None else f"{anchors:.1f}")
         table.add_row(*cells, style="bold green" if one == best else "")
     return table
 
