@@ -117,7 +117,7 @@ def say_inputs(console: Console, known: Known, rates: Rates) -> None:
 
 def make_table(drafters: int, points: list[Point], known: Known, rates: Rates, best: Point | None, measured: dict[int, float]) -> Table:
     title = f"{drafters} drafter" + ("s (arithmetic only: a run has one)" if drafters > 1 else "")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True)
     columns = ["topology", "tokens/s", "waits"] + (["measured"] if measured and drafters == 1 else [])
     columns += ["kW", "tokens/J"] if rates.power is not None else []
     columns += ["days", "GPU-hours"] if known.tokens else []
