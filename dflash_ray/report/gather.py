@@ -1,0 +1,298 @@
+"""What a report shows of one run, read from its folder: plain values that fit into JSON.
+
+Every series stands over the run's optimizer steps, with three possible positions of each: step, real tokens trained, and hours of training
+(the sum of the steps' own seconds, so that a night between a stop and its resume takes no room). Events stand at the step after which they
+happened. Long runs are thinned to means of neighbouring steps; the smallest and largest loss of each group are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_ray.run_folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
+
+POINTS = 1500  # of a series at most
+LENGTH_GROUPS = 4  # of steps by mean document length, where batches have no buckets
+MOST_EVENTS = 500
+SERIES = (
+    "loss",
+    "loss_smooth",
+    "tau",
+    "accuracy",
+    "lr",
+    "grad_norm",
+    "real_tokens_per_second",
+    "padded_tokens_per_second",
+    "drafter_wait",
+    "target_wait",
+    "ahead",
+    "q_hs",
+    "targets",
+    "watts",
+    "tokens_per_joule",
+    "mean_document_tokens",
+)
+KINDS = {
+    "restart": ("restart", "rewound", "resumed", "lost"),
+    "scaling": ("scaled", "parked", "woken", "joined", "left"),
+    "checkpoint": ("checkpoint",),
+    "trouble": ("spike", "skipped", "failed", "refused", "bad", "set_aside", "slow", "warning"),
+}
+
+
+def gather(folder: Path) -> dict[str, Any]:
+    """ValueError where `folder` holds no run, or none that has made a step."""
+    run = RunFolder(folder)
+    if not run.holds_a_run():
+        raise ValueError(f"--run {folder}: holds no run; give the folder of a run")
+    records = run.read(METRICS)
+    if not records:
+        raise ValueError(f"--run {folder}: {METRICS} holds no step yet; a report needs at least one")
+    summary, facts = _json(folder / "summary.json"), _json(folder / "run.json")
+    tokens = np.cumsum([record["real_tokens"] for record in records])
+    hours = np.cumsum([record["seconds"] for record in records]) / 3600
+    axis = _Axis([record["step"] for record in records], tokens, hours)
+    groups = _length_groups(records)
+    events = run.read(EVENTS)
+    config = (folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").exists() else ""
+    return _clean(
+        {
+            "name": folder.resolve().name,
+            "facts": _facts(records, run.read(VALIDATION), summary, events, hours),
+            "series": _series(records, tokens, hours),
+            "lengths": _length_lines(records, groups, tokens, hours),
+            "slots": _slots(records, tokens, hours),
+            "validation": [{**axis.at(record["step"]), **_numbers(record)} for record in run.read(VALIDATION)],
+            "events": [{**axis.at(event["step"]), **_event(event)} for event in events[-MOST_EVENTS:]],
+            "buckets": _bucket_table(records, groups),
+            "targets": _by_target(run.read(TRAINED)),
+            "config": config,
+            "environment": _environment(facts),
+            "summary": summary,
+        }
+    )
+
+
+class _Axis:
+    """Where a step lies on the three axes; step 0 is the beginning."""
+
+    def __init__(self, steps: list[int], tokens: np.ndarray, hours: np.ndarray):
+        self.steps, self.tokens, self.hours = np.array(steps), tokens, hours
+
+    def at(self, step: int) -> dict[str, float]:
+        index = int(np.searchsorted(self.steps, step, side="right")) - 1
+        if index < 0:
+            return {"step": step, "tokens": 0, "hours": 0.0}
+        return {"step": step, "tokens": int(self.tokens[index]), "hours": float(self.hours[index])}
+
+
+def _series(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray) -> dict[str, list]:
+    parts = _parts(len(records))
+    out = _ends(records, tokens, hours, parts)
+    columns = {name: [record.get(name) for record in records] for name in SERIES}
+    columns["q_pre"] = [sum(record.get("q_pre") or []) for record in records]
+    columns["window_mb"] = [record["window_bytes"] / 1e6 if "window_bytes" in record else None for record in records]
+    for name, values in columns.items():
+        if any(value is not None for value in values):
+            out[name] = [_mean(values[part]) for part in parts]
+    out["loss_least"] = [_extreme(columns["loss"][part], min) for part in parts]
+    out["loss_most"] = [_extreme(columns["loss"][part], max) for part in parts]
+    return out
+
+
+def _ends(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray, parts: list[slice]) -> dict[str, list]:
+    """Positions of each part's last step."""
+    last = [part.stop - 1 for part in parts]
+    return {
+        "step": [records[index]["step"] for index in last],
+        "tokens": [int(tokens[index]) for index in last],
+        "hours": [float(hours[index]) for index in last],
+    }
+
+
+def _parts(count: int, points: int = POINTS) -> list[slice]:
+    bounds = np.linspace(0, count, min(count, points) + 1).round().astype(int)
+    return [slice(int(a), int(b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def _finite(values: Iterable[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    finite = _finite(values)
+    return sum(finite) / len(finite) if finite else None
+
+
+def _extreme(values: Iterable[Any], pick: Any) -> float | None:
+    finite = _finite(values)
+    return pick(finite) if finite else None
+
+
+def _slots(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray) -> dict[str, Any]:
+    """Accuracy of slots 1.. over the run (few points, they are many lines) and over its last tenth."""
+    having = [(i, record["slot_accuracy"]) for i, record in enumerate(records) if record.get("slot_accuracy")]
+    if not having:
+        return {}
+    indices = [i for i, _ in having]
+    chosen, values = [records[i] for i in indices], np.array([slots for _, slots in having], dtype=float)
+    parts = _parts(len(having), 200)
+    late = values[-max(1, len(values) // 10) :]
+    return {
+        **_ends(chosen, tokens[indices], hours[indices], parts),
+        "lines": [[_mean(values[part, slot].tolist()) for part in parts] for slot in range(values.shape[1])],
+        "late": [_mean(late[:, slot].tolist()) for slot in range(values.shape[1])],
+    }
+
+
+def _length_groups(records: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
+    """(name, indices of records): by bucket where every step is of one bucket, else quarters by mean document length."""
+    buckets = [record.get("buckets") or [] for record in records]
+    if all(len(one) == 1 for one in buckets):
+        names = sorted({one[0] for one in buckets})
+        return [(f"bucket {name}", [i for i, one in enumerate(buckets) if one[0] == name]) for name in names]
+    lengths = np.array([record["mean_document_tokens"] for record in records])
+    edges = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)))
+    if len(edges) < 3:
+        return [("all", list(range(len(records))))]
+    which = np.clip(np.searchsorted(edges, lengths, side="left") - 1, 0, len(edges) - 2)
+    groups = range(len(edges) - 1)
+    return [(f"{edges[i]:,.0f} to {edges[i + 1]:,.0f} tokens", np.flatnonzero(which == i).tolist()) for i in groups]
+
+
+def _length_lines(
+    records: list[dict[str, Any]], groups: list[tuple[str, list[int]]], tokens: np.ndarray, hours: np.ndarray
+) -> list[dict[str, Any]]:
+    out = []
+    for name, indices in groups:
+        chosen = [records[i] for i in indices]
+        parts = _parts(len(chosen), POINTS // 4)
+        losses = [record["loss"] for record in chosen]
+        line = _ends(chosen, tokens[indices], hours[indices], parts)
+        out.append({"name": name, **line, "loss": [_mean(losses[part]) for part in parts]})
+    return out
+
+
+def _bucket_table(records: list[dict[str, Any]], groups: list[tuple[str, list[int]]]) -> list[dict[str, Any]]:
+    out = []
+    for name, indices in groups:
+        chosen = [records[i] for i in indices]
+        real, padded = sum(record["real_tokens"] for record in chosen), sum(record["padded_tokens"] for record in chosen)
+        late = chosen[-max(1, len(chosen) // 5) :]
+        out.append(
+            {
+                "name": name,
+                "steps": len(chosen),
+                "tokens": real,
+                "mean_length": _mean([record["mean_document_tokens"] for record in chosen]),
+                "padding_efficiency": real / padded if padded else None,
+                "loss": _mean([record["loss"] for record in late]),
+                "tau": _mean([record["tau"] for record in late]),
+                "accuracy": _mean([record["accuracy"] for record in late]),
+            }
+        )
+    return out
+
+
+def _event(event: dict[str, Any]) -> dict[str, Any]:
+    kind = next((kind for kind, words in KINDS.items() if any(word in event["event"] for word in words)), "other")
+    if event["event"] in ("checkpoint_failed", "checkpoint_refused"):
+        kind = "trouble"
+    return {"event": event["event"], "kind": kind, "reason": str(event.get("reason", "")), "time": _utc(event.get("time"))}
+
+
+def _utc(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
+
+
+def _by_target(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counts = Counter(record["target"] for record in trained)
+    return [{"name": name, "batches": count} for name, count in sorted(counts.items())]
+
+
+def _facts(
+    records: list[dict[str, Any]],
+    validation: list[dict[str, Any]],
+    summary: dict[str, Any],
+    events: list[dict[str, Any]],
+    hours: np.ndarray,
+) -> list[dict[str, Any]]:
+    """The few numbers at the top, ready to be read."""
+    last, real = records[-1], sum(record["real_tokens"] for record in records)
+    padded = sum(record["padded_tokens"] for record in records)
+    best = max(validation, key=lambda record: record["tau"], default=None)
+    settled = records[len(records) // 4 :]
+    seconds = sum(record["seconds"] for record in settled)
+    rate = sum(record["real_tokens"] for record in settled) / seconds if seconds else None
+    restarts = sum(event["event"].endswith("restart") for event in events)
+    state = "finished" if summary.get("finished") else "failed" if "failed" in summary else "stopped" if summary else "not ended"
+    return [
+        {"name": "state", "value": state, "note": summary.get("topology", "")},
+        {"name": "steps", "value": f"{last['step']:,}", "note": f"{_big(real)} real tokens"},
+        {"name": "loss", "value": f"{last['loss_smooth']:.3f}", "note": "smoothed, at the end"},
+        {"name": "tau", "value": f"{_mean([record['tau'] for record in settled[-50:]]) or 0:.2f}", "note": "training, last steps"},
+        {
+            "name": "best held-out tau",
+            "value": f"{best['tau']:.2f}" if best else "none",
+            "note": f"step {best['step']:,}" if best else "no validation yet",
+        },
+        {"name": "tokens/s", "value": _big(rate), "note": "real, settled"},
+        {"name": "padding efficiency", "value": f"{real / padded:.1%}" if padded else "none", "note": "real / allocated"},
+        {"name": "training time", "value": _duration(float(hours[-1]) * 3600), "note": f"{restarts} restart{'' if restarts == 1 else 's'}"},
+    ]
+
+
+def _big(value: float | None) -> str:
+    if value is None:
+        return "none"
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " K")):
+        if value >= size:
+            return f"{value / (1e3 if unit == ' K' else size):.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 86400:
+        return f"{seconds / 86400:.1f} d"
+    return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02d}:{int(seconds % 60):02d}"
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record.get(name) for name in ("loss", "tau", "accuracy", "slot_accuracy")}
+
+
+def _environment(facts: dict[str, Any]) -> dict[str, Any]:
+    environment = facts.get("environment") or {}
+    machine = {key: value for key, value in environment.items() if key != "versions"}
+    machine["gpus"] = ", ".join(environment.get("gpus") or []) or "none"
+    versions = {name: value or "not installed" for name, value in (environment.get("versions") or {}).items()}
+    place = {name: facts[name] for name in ("node", "ray_address", "namespace") if name in facts}
+    if "started" in facts:
+        place["started"] = _utc(facts["started"]) + " UTC"
+    return {**place, **machine, **versions}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _clean(value: Any) -> Any:
+    """Without what JSON cannot say: a number that is none becomes null."""
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
