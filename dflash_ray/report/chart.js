@@ -145,7 +145,7 @@ function draw(chart) {
   const portion = (value) => log ? Math.log(value / least) / Math.log(most / least) : (value - least) / (most - least);
   const y = (value) => top + (1 - portion(value)) * (height - top - bottom);
   chart.place = { x, y, left, right, width, height, top, bottom, low, high };
-  for (const value of log ? logTicks(least, most) : ticks(least, most, 4)) {
+  for (const value of log ? logTicks(least, most) : ticks(least, most, 5)) {
     node("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "gridline" }, svg);
     const text = node("text", { x: left - 7, y: y(value) + 3.5, "text-anchor": "end" }, svg);
     text.textContent = (chart.format || number)(value);

@@ -35,13 +35,18 @@ function dotsOf(name) {
   });
 }
 
+function dashed(style, position) {
+  return style || (!single && position > 0 ? "dash" : "");
+}
+
 function plain(parent, title, about, columns, options = {}) {
   // columns: [series, name, colour of a single run, style]
-  const lines = collect((run, index) => columns.map(([series, name, tint, style]) =>
-    lineOf(run, index, series, { name: single ? name : `${run.name}${columns.length > 1 ? " " + name : ""}`, color: single ? tint : color(index), style, smooth: options.smooth })));
+  const lines = collect((run, index) => columns.map(([series, name, tint, style], i) =>
+    lineOf(run, index, series, { name: single ? name : `${run.name}${columns.length > 1 ? " " + name : ""}`, color: single ? tint : color(index), style: dashed(style, i), smooth: options.smooth })));
+  lines.sort((a, b) => (b.style === "dash") - (a.style === "dash")); // drawn first, so that a full line lies over a dashed one
   if (!lines.length) return;
   const present = columns.filter(([series]) => runs.some((run) => run.series[series]));
-  const key = single || present.length > 1 ? present.map(([, name, tint, style]) => [name, single ? tint : "var(--soft)", style]) : [];
+  const key = single || present.length > 1 ? present.map(([, name, tint, style], i) => [name, single ? tint : "var(--soft)", dashed(style, i)]) : [];
   addChart(parent, { title, about, lines, key, marks: marksOf(), ...options });
 }
 
