@@ -26,7 +26,7 @@ def explain(config: Config) -> dict[str, Any]:
     gpu_bytes = hardware.gpu_memory_gib * GIB if hardware.gpu_memory_gib else _gpu_bytes(gpus)
     shm_bytes = hardware.shm_gib * GIB if hardware.shm_gib else _shm_bytes()
     spec = resolve(config, device=device, run_dir=run_dir(config))
-    sizes = _sizes(spec)
+    sizes = plan_sizes(spec)
     memory = run_memory(spec, sizes["most_tokens"], sizes["most_anchors"])
     console = Console(highlight=False, soft_wrap=True)
     console.print(yaml.safe_dump(spec.config.as_dict(), sort_keys=False), markup=False)
@@ -82,7 +82,7 @@ def _layers_run(spec: RunSpec) -> int:
     return spec.facts.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
 
 
-def _sizes(spec: RunSpec) -> dict[str, Any]:
+def plan_sizes(spec: RunSpec) -> dict[str, Any]:
     """Of the real plan where the dataset is there, else from the two numbers in the config."""
     config = spec.config
     if config.data.path is not None:

@@ -23,6 +23,8 @@ from actors.placement import actor_options, gpus_wanted
 from actors.run_state import cause_of, first_line
 from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
 from dflash_ray.config import Config
+from dflash_ray.doctor.checks import gpu_uses, quick_findings, refuse_blockers
+from dflash_ray.environment import environment
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec, check_data, resolve
 from jobs.cli import Stopped, under_job_submit
@@ -48,8 +50,11 @@ def prepare(config: Config) -> RunPlan:
     _refuse_relative_paths(config)
     folder = RunFolder(run_dir(config))
     resume = _find_resume(config, folder)
-    # the target and the data are looked at before Ray starts: a wrong path is answered at once
-    check_data(config, resolve(config, device="cpu", run_dir=folder.path).facts)
+    # the target, the data and the machine are looked at before Ray starts: what is wrong is answered at once
+    early = resolve(config, device="cpu", run_dir=folder.path)
+    check_data(config, early.facts)
+    for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
+        print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
     connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
@@ -117,6 +122,7 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
         "pid": os.getpid(),
         "node": socket.gethostname(),
         "started": time.time(),
+        "environment": environment(),
     }
     coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec)).remote(
         spec, plan.resume, _store_bytes(), facts

@@ -34,6 +34,14 @@ class Checkpoint:
             raise ValueError(f"target.path: {self.path} holds {len(found)} language models ({_EMBEDDING} beside layers); expected one")
         return found[0]
 
+    @property
+    def files(self) -> dict[str, set[str]]:
+        """File name -> full names of the tensors it is to hold."""
+        out: dict[str, set[str]] = {}
+        for name, file in self._file_of.items():
+            out.setdefault(file, set()).add(name)
+        return out
+
     def __contains__(self, name: str) -> bool:
         """Whether the language model has a tensor of this name (without prefix)."""
         return self.prefix + name in self._file_of

@@ -1,0 +1,139 @@
+"""Checks of one run: its target, its data, and whether what it will write and hold has room."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from dflash_ray.doctor.finding import Finding
+from dflash_ray.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit, run_memory
+from dflash_ray.setup import RunSpec, check_data
+from dflash_ray.target.weights import Checkpoint
+
+STORE_OF_RAM = 0.3  # what Ray gives its object store by default, and never more than /dev/shm has
+FULL = 0.95  # of a file system: from here on Ray puts no more objects there
+
+
+def target_folder(spec: RunSpec) -> Finding:
+    """Every file that the index names is there and whole, with every layer up to the last tap, embedding, head and tokenizer."""
+    name, path = "target folder", spec.config.target.path
+    if path is None or spec.config.target.weights == "random":
+        return Finding(name, "n/a", "no target.path: weights are random")
+    again = "copy or download the folder again"
+    try:
+        checkpoint = Checkpoint(path)
+    except ValueError as error:
+        return Finding(name, "blocker", str(error).removeprefix("target.path: "), again)
+    files = checkpoint.files
+    for file, tensors in files.items():
+        try:
+            with safe_open(path / file, framework="pt") as opened:  # reads the header, and compares it with the file's size
+                lost = tensors - set(opened.keys())
+        except (SafetensorError, OSError) as error:
+            return Finding(name, "blocker", f"{path / file} is not whole: {str(error).splitlines()[0]}", again)
+        if lost:
+            return Finding(name, "blocker", f"{path / file} lacks {min(lost)}, which the index puts there", again)
+    layers = spec.facts.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
+    missing = [f"layers.{i}" for i in range(layers) if f"layers.{i}.input_layernorm.weight" not in checkpoint]
+    if spec.facts.tie_word_embeddings is False and checkpoint.head_name is None:
+        missing.append("lm_head")
+    if missing:
+        return Finding(name, "blocker", f"{path} holds no weights of {', '.join(missing[:4])}", again)
+    if not any((path / one).exists() for one in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        what = f"{path} has no tokenizer: the data's cannot be compared, and jobs.evaluate will not run"
+        return Finding(name, "warning", what, "copy the tokenizer's files beside the weights")
+    size = sum((path / file).stat().st_size for file in files)
+    return Finding(name, "ok", f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e9:.3g} GB, layers 0..{layers - 1}")
+
+
+def data(spec: RunSpec) -> Finding:
+    """Readable, supervised, within the budget, and made with the target's tokenizer."""
+    name = "data and tokenizer"
+    if spec.config.data.path is None:
+        return Finding(name, "n/a", "no data.path")
+    try:
+        check_data(spec.config, spec.facts)
+    except ValueError as error:
+        return Finding(name, "blocker", str(error), "prepare the data with jobs.prepare_data and this target's tokenizer")
+    from dflash_ray.setup import open_data
+
+    if "tokenizer" not in open_data(spec.config).manifest:
+        what = "the data does not say which tokenizer made it, so it cannot be compared with the target's"
+        return Finding(name, "warning", what, "make sure it was the target's, or prepare it with jobs.prepare_data, which writes it down")
+    return Finding(name, "ok", "readable, made with the target's tokenizer")
+
+
+def disk(folder: Path, state_bytes: int, keep: int, free: int | None = None) -> Finding:
+    """Room for the checkpoints in `folder`: `keep`, the best, and the one that is written. `free` bytes: as the file system says."""
+    name = "disk for checkpoints"
+    existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    free = shutil.disk_usage(existing).free if free is None else free
+    wanted = (keep + 2) * state_bytes
+    room = f"{existing} has {free / 1e9:,.1f} GB free, a checkpoint takes {state_bytes / 1e9:,.2f} GB"
+    if free < 2 * state_bytes:
+        return Finding(name, "blocker", f"{room}: not even two fit", "free space, or set run.dir to a larger file system")
+    if free < wanted:
+        what = f"{room} x (checkpoint.keep {keep} + best + the one being written) = {wanted / 1e9:,.1f} GB"
+        return Finding(name, "warning", what, "free space, lower checkpoint.keep, or set run.dir to a larger file system")
+    return Finding(name, "ok", f"{room}, {keep + 2} at most")
+
+
+def temporary_disk(folder: Path) -> Finding:
+    """Ray keeps logs, uploaded folders and spilled objects in its temporary folder."""
+    name = "Ray's temporary folder"
+    usage = shutil.disk_usage(folder)
+    full = usage.used / usage.total
+    if full > FULL:
+        return Finding(
+            name,
+            "warning",
+            f"{folder} is {full:.0%} full; Ray warns and stops spilling at {FULL:.0%}",
+            "free space there, or `ray start --temp-dir`",
+        )
+    return Finding(name, "ok", f"{folder} is {full:.0%} full")
+
+
+def shared_memory(memory: RunMemory, shm_bytes: int, ram_bytes: int) -> Finding:
+    """Features in flight live in /dev/shm, where Ray's object store is."""
+    name = "/dev/shm"
+    message, window, room = memory.message, memory.window, SHM_SHARE * shm_bytes
+    larger = "enlarge /dev/shm (`mount -o remount,size=...`; in a container --shm-size), or lower batching.token_budget"
+    if message.bytes > room:
+        size = f"{message.arithmetic} = {message.bytes / GIB:.2f} GiB"
+        what = f"one batch's features are {size}, over {SHM_SHARE:g} of {shm_bytes / GIB:.2f} GiB"
+        return Finding(name, "blocker", what, larger)
+    sizes = f"the window is {window.arithmetic} = {window.bytes / GIB:.2f} GiB"
+    if window.bytes > room:
+        return Finding(name, "warning", f"{sizes}, over {SHM_SHARE:g} of {shm_bytes / GIB:.2f} GiB: less will be in flight", larger)
+    store = min(STORE_OF_RAM * ram_bytes, shm_bytes)
+    if window.bytes > SHM_SHARE * store:
+        what = f"{sizes}; Ray's store is {store / GIB:.2f} GiB by default, and {SHM_SHARE:g} of it is used"
+        least = int(window.bytes / SHM_SHARE) + 1
+        return Finding(name, "warning", what, f"ray start --object-store-memory={min(least, shm_bytes)}")
+    return Finding(name, "ok", f"{sizes} of {shm_bytes / GIB:.1f} GiB")
+
+
+def gpu_memory(spec: RunSpec, memory: RunMemory, gpu_bytes: int | None) -> Finding:
+    """What every actor will hold against what its GPU has."""
+    name = "GPU memory"
+    if gpu_bytes is None:
+        return Finding(name, "n/a", "no GPU")
+    try:
+        refuse_what_cannot_fit(spec, memory, gpu_bytes, None)
+    except ValueError as error:
+        what, _, do = str(error).rpartition("; ")
+        return Finding(name, "blocker", what, do)
+    target, drafter = (sum(part.bytes for part in parts.values()) / GIB for parts in (memory.target, memory.drafter))
+    return Finding(name, "ok", f"a target holds {target:.1f} GiB, the drafter {drafter:.1f}, a GPU {gpu_bytes / GIB:.1f}")
+
+
+def checkpoint_bytes(spec: RunSpec) -> int:
+    """Of one checkpoint; it does not depend on the size of batches."""
+    return sum(part.bytes for part in run_memory(spec, 1, 1).drafter_host.values())
+
+
+def total_bytes(folder: Path) -> int:
+    """Of the file system under `folder`."""
+    return shutil.disk_usage(folder).total
