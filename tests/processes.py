@@ -110,6 +110,11 @@ def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
     try:
         wait_until(lambda: b"Ray runtime started" in log.read_bytes() or process.poll() is not None, "ray start --head")
         assert process.poll() is None, log.read_text()
-        yield {"gcs": f"127.0.0.1:{gcs}", "dashboard": f"http://127.0.0.1:{dashboard}", "metrics_port": str(metrics)}
+        yield {
+            "gcs": f"127.0.0.1:{gcs}",
+            "dashboard": f"http://127.0.0.1:{dashboard}",
+            "metrics_port": str(metrics),
+            "pid": str(process.pid),
+        }
     finally:
         end(process)

@@ -111,7 +111,19 @@ def logs(head: dict[str, str], name: str) -> str:
     return ray_command("logs", "--address", head["dashboard"], name).stdout
 
 
-def test_ray_job_submit_trains_refuses_and_stops(material, clone, tmp_path):
+def actors_under(head: dict[str, str]) -> list[int]:
+    """Processes of this head node that are actors of ours."""
+    return [pid for pid in family(int(head["pid"])) if re.search(rb"(Coordinator|Batcher|Target|Drafter)Actor", command_of(pid))]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has just ended
+
+
+def test_ray_job_submit_trains_refuses_stops_and_continues(material, clone, tmp_path):
     with head_node(tmp_path / "head", RAY_JOB_STOP_WAIT_TIME_S="60") as head:
         done = submit(clone, head, "short", "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -124,6 +136,18 @@ def test_ray_job_submit_trains_refuses_and_stops(material, clone, tmp_path):
         run = tmp_path / "long"
         submit(clone, head, "long", "--config", str(write_config(material, run, **SLOW_TARGET)), wait=False)
         wait_until(lambda: steps(run) >= 2, "two steps of the submitted job")
+        assert len(actors_under(head)) == 4
         assert ray_command("stop", "--address", head["dashboard"], "long").returncode == 0
-        checkpoint = read_checkpoint(list_checkpoints(run / "checkpoints")[-1])
-        assert checkpoint.step == steps(run)
+        stopped = steps(run)
+        assert read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).step == stopped
+        wait_until(lambda: not actors_under(head), "the actors of the stopped job to end", limit=30)
+
+        again = write_config(material, run, run={"max_steps": stopped + 2}, train=SLOW_TARGET["train"])
+        refused = submit(clone, head, "overwrite", "--config", str(again))
+        assert refused.returncode != 0 and "holds a run already" in logs(head, "overwrite") and steps(run) == stopped
+        done = submit(clone, head, "resumed", "--config", str(again), "--resume", "auto")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"resumed: from {run}/checkpoints" in logs(head, "resumed")
+        assert [record["step"] for record in RunFolder(run).read("metrics.jsonl")] == list(range(1, stopped + 3))
+        trained = [record["batch"] for record in RunFolder(run).read("trained.jsonl")]
+        assert trained == list(range(2 * (stopped + 2)))

@@ -8,7 +8,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from dflash_ray.doctor.finding import Finding
-from dflash_ray.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit, run_memory
+from dflash_ray.draft.memory import memory_estimate
+from dflash_ray.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit
 from dflash_ray.setup import RunSpec, check_data
 from dflash_ray.target.weights import Checkpoint
 
@@ -130,8 +131,9 @@ def gpu_memory(spec: RunSpec, memory: RunMemory, gpu_bytes: int | None) -> Findi
 
 
 def checkpoint_bytes(spec: RunSpec) -> int:
-    """Of one checkpoint; it does not depend on the size of batches."""
-    return sum(part.bytes for part in run_memory(spec, 1, 1).drafter_host.values())
+    """Of one checkpoint: master weights and the optimizer's state, whatever the size of batches."""
+    parts = memory_estimate(spec.shape, spec.config, 1, 1)
+    return parts["master weights"].bytes + parts["optimizer"].bytes
 
 
 def total_bytes(folder: Path) -> int:
