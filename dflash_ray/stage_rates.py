@@ -98,11 +98,7 @@ def of_run(folder: Path) -> Known:
         target, drafter = rate / (targets * (1 - min(target_wait, 0.95))), rate / (1 - min(drafter_wait, 0.95))
         how = f"{rate:,.0f} tokens/s over the shares of time in which actors did not wait, {METRICS}"
     watts = [record["watts"] for record in late if record.get("watts")]
-    power = None
-    if watts:
-        busy = targets * _load(target_wait) + _load(drafter_wait)
-        each = median(watts) / busy
-        power = Power(each, each, WAITING_SHARE * each)
+    power = shared_power(median(watts), targets, target_wait, drafter_wait) if watts else None
     per_anchor = config.anchors.tokens_per_anchor
     shape = _shape(config)
     cost = scaled(_cost(shape), drafter, per_anchor) if shape else None
@@ -110,12 +106,14 @@ def of_run(folder: Path) -> Known:
     return Known(target, None if cost else drafter, cost, power, _tokens_of(config), per_anchor, (said,))
 
 
-def _load(wait: float) -> float:
-    return 1 - wait + WAITING_SHARE * wait
+def shared_power(watts: float, targets: float, target_wait: float, drafter_wait: float) -> Power:
+    """`watts` of all devices of a run with one drafter, as if each drew the same while it works."""
+    each = watts / (targets * (1 - (1 - WAITING_SHARE) * target_wait) + 1 - (1 - WAITING_SHARE) * drafter_wait)
+    return Power(each, each, WAITING_SHARE * each)
 
 
 def of_bench(path: Path) -> Known:
-    """From what `jobs.bench target --json` or `jobs.bench drafter --json` wrote."""
+    """From what `jobs.bench target`, `drafter` or `pipeline --json` wrote."""
     record = _json(path)
     rows = {row["name"]: row for row in record.get("rows", [])}
     where = f"{path.name}, {record.get('device')}, {str(record.get('date'))[:10]}"
@@ -135,7 +133,30 @@ def of_bench(path: Path) -> Known:
             f"{1e6 * cost.optimizer:.2f} us per token for the optimizer ({where})"
         )
         return Known(cost=cost, said=(said,))
-    raise ValueError(f"--bench {path}: no record of `jobs.bench target` or `jobs.bench drafter`")
+    if record.get("job") == "pipeline" and record.get("runs"):
+        return _of_pipeline(record, path.name)
+    raise ValueError(f"--bench {path}: no record of `jobs.bench target`, `drafter` or `pipeline`")
+
+
+def _of_pipeline(record: dict[str, Any], name: str) -> Known:
+    """Stages alone; from two densities of anchors on, also how the drafter's time splits. The first run's anchors are the run's."""
+    runs = {run["tokens_per_anchor"]: run for run in record["runs"]}
+    first = record["runs"][0]
+    target, per_anchor = first["alone"]["target"], first["tokens_per_anchor"]
+    cost = None
+    if len(runs) > 1:
+        table = np.array([[1.0, 1 / density, 1 / run["alone"]["drafter"]] for density, run in runs.items()])
+        solved, *_ = np.linalg.lstsq(table[:, :2] / table[:, 2:], np.ones(len(table)), rcond=None)
+        if solved[0] >= 0 and solved[1] > 0:
+            cost = DrafterCost(float(solved[0]), float(solved[1]))
+    drafter = None if cost else first["alone"]["drafter"]
+    ran, targets = first["run"], int(record["topology"].split("-")[0])
+    power = shared_power(ran["watts"], targets, ran["target_wait"], ran["drafter_wait"]) if ran.get("watts") else None
+    said = (
+        f"{target:,.0f} tokens/s per target, {first['alone']['drafter']:,.0f} per drafter at one anchor per {per_anchor:g} tokens: each "
+        f"alone, {record['shape']} ({name}, {record.get('device')})"
+    )
+    return Known(target, drafter, cost, power, None, per_anchor, (said,))
 
 
 def fitted_cost(rows: list[dict[str, Any]]) -> DrafterCost:

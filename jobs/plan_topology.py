@@ -1,7 +1,7 @@
 """How many targets for a drafter: throughput, who waits, power, days and GPU-hours of 1..N targets.
 
 python -m jobs.plan_topology --run DIR                                        rates measured by a run
-python -m jobs.plan_topology --bench TARGET.json --bench DRAFTER.json         by `jobs.bench target|drafter --json`
+python -m jobs.plan_topology --bench TARGET.json --bench DRAFTER.json         by `jobs.bench target|drafter|pipeline --json`
 python -m jobs.plan_topology --measured 6-1=30000 --measured 7-1=27000        from the speed of whole runs
 python -m jobs.plan_topology --target-rate 5000 --drafter-rate 30000          given
 python -m jobs.plan_topology --config FILE.yaml [--a.b value ...]             the model's arithmetic, on any machine
@@ -209,7 +209,14 @@ def _parser() -> cli.Arguments:
     parser = cli.Arguments(prog="python -m jobs.plan_topology", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="folder of a run")
-    add("--bench", type=Path, action="append", default=[], metavar="FILE", help="record of jobs.bench target or drafter; repeatable")
+    add(
+        "--bench",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="record of jobs.bench target, drafter, pipeline; repeatable",
+    )
     add("--measured", action="append", default=[], metavar="N-1=R", help="tokens/s of a whole run with that topology; repeatable")
     add("--target-rate", type=_positive, metavar="R", help="real tokens/s of one target")
     add("--drafter-rate", type=_positive, metavar="R", help="real tokens/s of one drafter")

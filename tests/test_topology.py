@@ -11,7 +11,7 @@ import yaml
 from dflash_ray.balance import DrafterCost, Power, Rates, point, rates_behind, recommend
 from dflash_ray.config import validate
 from dflash_ray.run_folder import METRICS, RunFolder
-from dflash_ray.stage_rates import Known, fitted_cost, of_run
+from dflash_ray.stage_rates import Known, fitted_cost, of_bench, of_run
 from jobs import bench
 from jobs.plan_topology import main
 from tests.tiny_runs import tiny_config
@@ -141,6 +141,24 @@ def test_benchmark_records_and_what_was_given_go_over_the_rest(tmp_path, capsys)
     assert plan["drafter_tokens_per_second"] > 0 and (tmp_path / "p.png").stat().st_size > 10_000
     assert "tiny-hybrid" in capsys.readouterr().out
     assert planned(tmp_path, "--bench", str(target), "--drafter-rate", "777")["drafter_tokens_per_second"] == 777
+
+
+def test_a_pipeline_record_tells_both_stages_and_how_the_drafters_time_splits(tmp_path):
+    def run(per_anchor: float) -> dict:
+        alone = {"target": 13_000.0, "drafter": 1 / (2e-6 + 4e-4 / per_anchor)}
+        ran = {"drafter_wait": 0.5, "target_wait": 0.0, "watts": 960.0}
+        return {"tokens_per_anchor": per_anchor, "alone": alone, "run": ran}
+
+    def written(*runs: dict) -> Path:
+        path = tmp_path / "pipeline.json"
+        path.write_text(json.dumps({"job": "pipeline", "shape": "qwen3.6-27b", "topology": "1-1", "device": "H200", "runs": runs}))
+        return path
+
+    both = of_bench(written(run(43.0), run(5.0)))
+    assert (both.cost.context, both.cost.anchor) == pytest.approx((2e-6, 4e-4)) and both.target == 13_000
+    assert both.power.target == pytest.approx(960 / 1.6)
+    alone = of_bench(written(run(43.0)))
+    assert alone.cost is None and alone.rates().drafter == pytest.approx(run(43.0)["alone"]["drafter"])
 
 
 @pytest.mark.parametrize(
