@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dflash_ray.report.tables import bucket_table, by_target, environment_rows, event_row, finite, headline, mean
 from dflash_ray.run_folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
 
 POINTS = 1500  # of a series at most
@@ -40,12 +39,6 @@ SERIES = (
     "tokens_per_joule",
     "mean_document_tokens",
 )
-KINDS = {
-    "restart": ("restart", "rewound", "resumed", "lost"),
-    "scaling": ("scaled", "parked", "woken", "joined", "left"),
-    "checkpoint": ("checkpoint",),
-    "trouble": ("spike", "skipped", "failed", "refused", "bad", "set_aside", "slow", "warning"),
-}
 
 
 def gather(folder: Path) -> dict[str, Any]:
@@ -66,16 +59,16 @@ def gather(folder: Path) -> dict[str, Any]:
     return _clean(
         {
             "name": folder.resolve().name,
-            "facts": _facts(records, run.read(VALIDATION), summary, events, hours),
+            "facts": headline(records, run.read(VALIDATION), summary, events, hours),
             "series": _series(records, tokens, hours),
             "lengths": _length_lines(records, groups, tokens, hours),
             "slots": _slots(records, tokens, hours),
             "validation": [{**axis.at(record["step"]), **_numbers(record)} for record in run.read(VALIDATION)],
-            "events": [{**axis.at(event["step"]), **_event(event)} for event in events[-MOST_EVENTS:]],
-            "buckets": _bucket_table(records, groups),
-            "targets": _by_target(run.read(TRAINED)),
+            "events": [{**axis.at(event["step"]), **event_row(event)} for event in events[-MOST_EVENTS:]],
+            "buckets": bucket_table(records, groups),
+            "targets": by_target(run.read(TRAINED)),
             "config": config,
-            "environment": _environment(facts),
+            "environment": environment_rows(facts),
             "summary": summary,
         }
     )
@@ -102,7 +95,7 @@ def _series(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray
     columns["window_mb"] = [record["window_bytes"] / 1e6 if "window_bytes" in record else None for record in records]
     for name, values in columns.items():
         if any(value is not None for value in values):
-            out[name] = [_mean(values[part]) for part in parts]
+            out[name] = [mean(values[part]) for part in parts]
     out["loss_least"] = [_extreme(columns["loss"][part], min) for part in parts]
     out["loss_most"] = [_extreme(columns["loss"][part], max) for part in parts]
     return out
@@ -123,18 +116,9 @@ def _parts(count: int, points: int = POINTS) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def _finite(values: Iterable[Any]) -> list[float]:
-    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-
-
-def _mean(values: Iterable[Any]) -> float | None:
-    finite = _finite(values)
-    return sum(finite) / len(finite) if finite else None
-
-
 def _extreme(values: Iterable[Any], pick: Any) -> float | None:
-    finite = _finite(values)
-    return pick(finite) if finite else None
+    numbers = finite(values)
+    return pick(numbers) if numbers else None
 
 
 def _slots(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray) -> dict[str, Any]:
@@ -148,8 +132,8 @@ def _slots(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray)
     late = values[-max(1, len(values) // 10) :]
     return {
         **_ends(chosen, tokens[indices], hours[indices], parts),
-        "lines": [[_mean(values[part, slot].tolist()) for part in parts] for slot in range(values.shape[1])],
-        "late": [_mean(late[:, slot].tolist()) for slot in range(values.shape[1])],
+        "lines": [[mean(values[part, slot].tolist()) for part in parts] for slot in range(values.shape[1])],
+        "late": [mean(late[:, slot].tolist()) for slot in range(values.shape[1])],
     }
 
 
@@ -177,107 +161,12 @@ def _length_lines(
         parts = _parts(len(chosen), POINTS // 4)
         losses = [record["loss"] for record in chosen]
         line = _ends(chosen, tokens[indices], hours[indices], parts)
-        out.append({"name": name, **line, "loss": [_mean(losses[part]) for part in parts]})
+        out.append({"name": name, **line, "loss": [mean(losses[part]) for part in parts]})
     return out
-
-
-def _bucket_table(records: list[dict[str, Any]], groups: list[tuple[str, list[int]]]) -> list[dict[str, Any]]:
-    out = []
-    for name, indices in groups:
-        chosen = [records[i] for i in indices]
-        real, padded = sum(record["real_tokens"] for record in chosen), sum(record["padded_tokens"] for record in chosen)
-        late = chosen[-max(1, len(chosen) // 5) :]
-        out.append(
-            {
-                "name": name,
-                "steps": len(chosen),
-                "tokens": real,
-                "mean_length": _mean([record["mean_document_tokens"] for record in chosen]),
-                "padding_efficiency": real / padded if padded else None,
-                "loss": _mean([record["loss"] for record in late]),
-                "tau": _mean([record["tau"] for record in late]),
-                "accuracy": _mean([record["accuracy"] for record in late]),
-            }
-        )
-    return out
-
-
-def _event(event: dict[str, Any]) -> dict[str, Any]:
-    kind = next((kind for kind, words in KINDS.items() if any(word in event["event"] for word in words)), "other")
-    if event["event"] in ("checkpoint_failed", "checkpoint_refused"):
-        kind = "trouble"
-    return {"event": event["event"], "kind": kind, "reason": str(event.get("reason", "")), "time": _utc(event.get("time"))}
-
-
-def _utc(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
-
-
-def _by_target(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    counts = Counter(record["target"] for record in trained)
-    return [{"name": name, "batches": count} for name, count in sorted(counts.items())]
-
-
-def _facts(
-    records: list[dict[str, Any]],
-    validation: list[dict[str, Any]],
-    summary: dict[str, Any],
-    events: list[dict[str, Any]],
-    hours: np.ndarray,
-) -> list[dict[str, Any]]:
-    """The few numbers at the top, ready to be read."""
-    last, real = records[-1], sum(record["real_tokens"] for record in records)
-    padded = sum(record["padded_tokens"] for record in records)
-    best = max(validation, key=lambda record: record["tau"], default=None)
-    settled = records[len(records) // 4 :]
-    seconds = sum(record["seconds"] for record in settled)
-    rate = sum(record["real_tokens"] for record in settled) / seconds if seconds else None
-    restarts = sum(event["event"].endswith("restart") for event in events)
-    state = "finished" if summary.get("finished") else "failed" if "failed" in summary else "stopped" if summary else "not ended"
-    return [
-        {"name": "state", "value": state, "note": summary.get("topology", "")},
-        {"name": "steps", "value": f"{last['step']:,}", "note": f"{_big(real)} real tokens"},
-        {"name": "loss", "value": f"{last['loss_smooth']:.3f}", "note": "smoothed, at the end"},
-        {"name": "tau", "value": f"{_mean([record['tau'] for record in settled[-50:]]) or 0:.2f}", "note": "training, last steps"},
-        {
-            "name": "best held-out tau",
-            "value": f"{best['tau']:.2f}" if best else "none",
-            "note": f"step {best['step']:,}" if best else "no validation yet",
-        },
-        {"name": "tokens/s", "value": _big(rate), "note": "real, settled"},
-        {"name": "padding efficiency", "value": f"{real / padded:.1%}" if padded else "none", "note": "real / allocated"},
-        {"name": "training time", "value": _duration(float(hours[-1]) * 3600), "note": f"{restarts} restart{'' if restarts == 1 else 's'}"},
-    ]
-
-
-def _big(value: float | None) -> str:
-    if value is None:
-        return "none"
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " K")):
-        if value >= size:
-            return f"{value / (1e3 if unit == ' K' else size):.3g}{unit}"
-    return f"{value:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 86400:
-        return f"{seconds / 86400:.1f} d"
-    return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02d}:{int(seconds % 60):02d}"
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record.get(name) for name in ("loss", "tau", "accuracy", "slot_accuracy")}
-
-
-def _environment(facts: dict[str, Any]) -> dict[str, Any]:
-    environment = facts.get("environment") or {}
-    machine = {key: value for key, value in environment.items() if key != "versions"}
-    machine["gpus"] = ", ".join(environment.get("gpus") or []) or "none"
-    versions = {name: value or "not installed" for name, value in (environment.get("versions") or {}).items()}
-    place = {name: facts[name] for name in ("node", "ray_address", "namespace") if name in facts}
-    if "started" in facts:
-        place["started"] = _utc(facts["started"]) + " UTC"
-    return {**place, **machine, **versions}
 
 
 def _json(path: Path) -> dict[str, Any]:
