@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
+from dflash_ray.doctor.cluster import running_heads
 from dflash_ray.run_folder import RunFolder
 from tests.processes import PATIENCE, ROOT, alive, end, environment, family, head_node, start_job, wait_until
 from tests.tiny_runs import tiny_config
@@ -128,7 +129,9 @@ def test_ray_job_submit_trains_refuses_stops_and_continues(material, clone, tmp_
         done = submit(clone, head, "short", "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"step 4/\d+ \| loss", logs(head, "short")) and steps(tmp_path / "run") == 4
+        assert "60" in [one.get("RAY_JOB_STOP_WAIT_TIME_S") for one in running_heads()]
         facts = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert facts["environment"]["versions"]["torch"]
         assert facts["namespace"].startswith("dflash-ray-tiny-") and facts["pid"]
         relative = submit(clone, head, "relative", "--config", "jobs/configs/qwen3.6-27b.yaml", "--run.dir", "runs/here")
         assert relative.returncode != 0 and "absolute path" in logs(head, "relative")

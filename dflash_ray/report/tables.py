@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 KINDS = {
-    "restart": ("restart", "rewound", "resumed", "lost"),
-    "scaling": ("scaled", "parked", "woken", "joined", "left"),
+    "trouble": ("spike", "skipped", "failed", "refused", "bad", "lost", "error", "given_up", "set_aside", "over_budget", "unreadable"),
+    "restart": ("restart", "rewound", "resumed"),
+    "scaling": ("scaled", "parked", "woken"),
     "checkpoint": ("checkpoint",),
-    "trouble": ("spike", "skipped", "failed", "refused", "bad", "set_aside", "slow", "warning"),
 }
 
 
@@ -87,8 +87,6 @@ def by_target(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
     kind = next((kind for kind, words in KINDS.items() if any(word in event["event"] for word in words)), "other")
-    if event["event"] in ("checkpoint_failed", "checkpoint_refused"):
-        kind = "trouble"
     return {"event": event["event"], "kind": kind, "reason": str(event.get("reason", "")), "time": utc(event.get("time"))}
 
 
