@@ -137,6 +137,10 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
             raise cause from None
         print(f"failed: {type(cause).__name__}: {first_line(cause)}", file=sys.stderr)
         return {"failed": first_line(cause)}, 1
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        reason = next((line for line in str(error).splitlines()[::-1] if line.strip()), "no reason given")
+        print(f"failed: Ray could not prepare an actor's environment: {reason}", file=sys.stderr)
+        return {"failed": reason}, 1
     except ray.exceptions.RayActorError as error:
         print(f"failed: the coordinator died: {first_line(error)}", file=sys.stderr)
         return {"failed": f"the coordinator died: {first_line(error)}"}, 1

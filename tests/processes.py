@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,13 +97,15 @@ def end(process: subprocess.Popen) -> None:
 
 @contextmanager
 def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
-    """A real `ray start --head` on ports of its own. Yields what a user would put into the environment, and the addresses."""
+    """A real `ray start --head` on ports of its own and, because a submitted job finds its Ray through the temporary folder, with a
+    temporary folder of its own. Yields what a user would put into the environment, and the addresses."""
     folder.mkdir(parents=True, exist_ok=True)
     gcs, dashboard, client, agent, metrics = free_ports(5)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
     command += [f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"]
-    command += ["--num-cpus=4", "--num-gpus=0", f"--object-store-memory={300 * 2**20}"]
+    temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie below it, and their paths have at most 107 bytes
+    command += [f"--temp-dir={temporary}", "--num-cpus=4", "--num-gpus=0", f"--object-store-memory={300 * 2**20}"]
     log = folder / "head.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -118,3 +122,4 @@ def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
         }
     finally:
         end(process)
+        shutil.rmtree(temporary, ignore_errors=True)
