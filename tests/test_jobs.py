@@ -99,7 +99,7 @@ def clone(tmp_path_factory) -> Path:
 
 def ray_command(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ray.scripts.scripts", "job", *argv]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
 
 
 def submit(clone: Path, head: dict[str, str], name: str, *argv: str, wait: bool = True) -> subprocess.CompletedProcess:
@@ -124,6 +124,7 @@ def command_of(pid: int) -> bytes:
         return b""  # it has just ended
 
 
+@pytest.mark.timeout(1200)
 def test_ray_job_submit_trains_refuses_stops_and_continues(material, clone, tmp_path):
     with head_node(tmp_path / "head", RAY_JOB_STOP_WAIT_TIME_S="60") as head:
         done = submit(clone, head, "short", "--config", str(write_config(material, tmp_path / "run", run={"max_steps": 4})))
