@@ -49,7 +49,7 @@ def prepare(config: Config) -> RunPlan:
     folder = RunFolder(run_dir(config))
     resume = _find_resume(config, folder)
     # the target and the data are looked at before Ray starts: a wrong path is answered at once
-    check_data(config, resolve(config, device="cpu", run_dir=folder.path).facts)
+    check_data(resolve(config, device="cpu", run_dir=folder.path))
     connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
