@@ -131,7 +131,7 @@ def open_data(config: Config, split: str = "train") -> Dataset:
 
 
 def check_data(spec: RunSpec) -> None:
-    """What a glance at the dataset can tell: readable, supervised, within the budget and the target's positions, made with its tokenizer."""
+    """What a glance at the dataset can tell: readable, supervised, within budget and positions, made with the target's tokenizer."""
     from dflash_ray.dataset import dataset_splits
     from dflash_ray.plan import refuse_over_budget
     from dflash_ray.tokenizer import check_same_tokenizer
