@@ -77,6 +77,21 @@ def test_one_line_and_nothing_written(case, material, capsys, monkeypatch, tmp_p
     assert not (folder / "run").exists()
 
 
+def test_a_ray_that_does_not_start_is_one_line_and_a_failure(material, capsys, monkeypatch, tmp_path):
+    import ray
+
+    def late(**_settings):
+        raise Exception("The current node timed out during startup.\nMore words.")
+
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(sys, "argv", ["train", "--config", str(tmp_path / "config.yaml")])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(material[1]))
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(train.main)
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == "failed: no Ray: The current node timed out during startup.\n"
+
+
 @pytest.mark.parametrize(
     "text",
     ["a: [1", "- 1\n- 2", "run: 3", "run:\n  name: ../../etc", "topology: {a: 1}", "run: {seed: -1}", "\x00", "&a [*a]", "run: {name: ''}"],
