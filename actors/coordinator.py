@@ -114,7 +114,7 @@ class CoordinatorActor:
             run.event("resumed", f"from {self.resume}: step {run.step}, next batch {next_batch}", batch=next_batch)
         run.meter.start(run.now())
         self.consumer.step_began = run.now()
-        self.ready = True
+        self.ready, self.pool.flow_since = True, run.now()
         self.pump()
         return run
 

@@ -46,6 +46,7 @@ class TargetPool:
         self.targets: dict[str, Target] = {}
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
+        self.flow_since: float | None = None  # every actor but the targets is up since; None again once a batch has been handed out
         self._speeds: list[float] = []  # seconds per token of recent batches, all targets
         self._tokens, self._seconds = 0, 0.0
 
@@ -154,6 +155,10 @@ class TargetPool:
 
     def compute(self, name: str, position: int) -> None:
         target = self.targets[name]
+        if self.flow_since is not None:
+            seconds = self.run.now() - max(self.flow_since, target.idle_since)
+            self.run.event("first_batch", f"handed to {name} {seconds:.2f} s after the actors were ready", seconds=seconds)
+            self.flow_since = None
         if target.idle_since is not None:
             if self.run.step > 0:
                 self.run.meter.target_waited(self.run.now() - target.idle_since, len(self.run.flow.targets))
@@ -227,7 +232,7 @@ class TargetPool:
             "set_aside",
             f"{item.kind} batch {item.number} failed {run.failures[position]} times, last on {reason}; it counts as empty",
             batch=item.number,
-            kind=item.kind,
+            line=item.kind,
             sample_ids=facts["sample_ids"],
         )
 

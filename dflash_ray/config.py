@@ -98,7 +98,7 @@ class BatchingConfig(Section):
         "auto", description="auto: packed where the target isolates documents"
     )
     token_budget: int = Field(16384, ge=1, description="most tokens a target allocates for one batch, padding included")
-    max_rows: int = Field(64, ge=1, description="most documents per batch of the padded strategies")
+    max_rows: int = Field(64, ge=1, le=1024, description="most documents per batch of the padded strategies")
     buckets: int = Field(6, ge=1, le=64)
     edges: AutoIntList = Field("auto", description="bucket edges, 0 first; bucket i holds lengths in (e_i, e_i+1]")
     lookahead: int = Field(1024, ge=2, description="packed: documents the first-fit may choose from")

@@ -29,6 +29,7 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
+COLUMNS = ("conversations", "messages", "tools", "system", "input_ids", "loss_mask")  # of a row that are read
 _THINK = re.compile(r"\s*(<think>)?(.*?)</think>(.*)", re.DOTALL)
 
 
@@ -108,7 +109,9 @@ def _message(message: Any, index: int) -> Message:
     if not isinstance(named, str) or named.strip().casefold() not in ROLES:
         raise Refused("unknown_role", f"message {index}: {_short(named)}; known are {', '.join(ROLES)}")
     spelled = named.strip().casefold()
-    role = ROLES[spelled]
+    role, other = ROLES[spelled], message.get("from")
+    if isinstance(other, str) and ROLES.get(other.strip().casefold(), role) != role:
+        raise Refused("two_roles", f"message {index}: role says {_short(named)}, from says {_short(other)}")
     content = message["content"] if message.get("content") is not None else message.get("value")
     if role != "assistant":
         if content is None:
@@ -131,6 +134,8 @@ def _assistant(message: dict, content: Any, index: int) -> Message:
             raise Refused("null_content", f"message {index} (assistant) has neither content nor tool calls")
         content = ""
     text, inline, written = _split_reasoning(_text(content, index))
+    if ids[1] is None and text.lstrip().startswith("<think>") and "</think>" not in text:
+        raise Refused("reasoning_not_closed", f"message {index}: the answer was cut off inside its think block")
     beside = _text(reasoning, index).strip() if reasoning is not None else ""
     if beside and written and written != beside:
         raise Refused("reasoning_twice", f"message {index} has reasoning beside its content and other reasoning in it")

@@ -53,10 +53,16 @@ def _candidates(lengths: np.ndarray, grid: int) -> tuple[np.ndarray, int]:
     while len(tops := np.unique(-(-distinct // grid) * grid)) > MAX_CELLS:
         grid *= 2
     tops[-1] = lengths[-1]
-    quantiles = lengths[np.linspace(0, len(lengths) - 1, _QUANTILES).astype(np.int64)]
-    finer = np.union1d(tops, quantiles)
+    finer = np.union1d(tops, _quantiles(lengths, _QUANTILES))
     finer = finer[np.diff(np.searchsorted(lengths, finer, side="right"), prepend=0) > 0]
     return (finer if len(finer) <= MAX_CELLS else tops), grid
+
+
+def _quantiles(lengths: np.ndarray, count: int) -> np.ndarray:
+    """Ascending tops at `count` quantiles of the sorted lengths. A length that many samples share gets a cell of its own."""
+    quantiles, times = np.unique(lengths[np.linspace(0, len(lengths) - 1, count).astype(np.int64)], return_counts=True)
+    first = np.searchsorted(lengths, quantiles[times > 1])
+    return np.union1d(quantiles, lengths[first[first > 0] - 1])
 
 
 def expected_tokens(lengths: np.ndarray, edges: list[int], budget: int, max_rows: int) -> np.ndarray:
@@ -67,8 +73,7 @@ def expected_tokens(lengths: np.ndarray, edges: list[int], budget: int, max_rows
     for bucket, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         part = lengths[first:last]
         if len(part):
-            tops = np.unique(part[np.linspace(0, len(part) - 1, MAX_CELLS).astype(np.int64)])
-            out[bucket] = allocation_table(part, tops, budget, max_rows, starts=1)[0, -1]
+            out[bucket] = allocation_table(part, _quantiles(part, MAX_CELLS), budget, max_rows, starts=1)[0, -1]
     return out
 
 

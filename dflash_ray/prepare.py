@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ray.conversations import Conversation, Tokenised, parse_row
+from dflash_ray.conversations import COLUMNS, Conversation, Tokenised, parse_row
 from dflash_ray.counts import Counts
 from dflash_ray.dataset_writer import DatasetWriter
 from dflash_ray.render import Rendered, Renderer
@@ -29,7 +29,7 @@ from dflash_ray.rows import Chunk, InputFile, Refused, decode_json, find_files, 
 from dflash_ray.staging import Stage
 from dflash_ray.tokenizer import ChatTokenizer
 
-VERSION = 1  # of what a row becomes; parts of another version are not continued
+VERSION = 2  # of what a row becomes; parts of another version are not continued
 REPORT = "report.json"  # in the data set's folder
 Spread = Callable[[Iterable[Chunk]], Iterator["Prepared"]]  # results in the order of the chunks
 Progress = Callable[[int, int, "Counts"], None]  # bytes done, bytes in all, counts so far
@@ -52,6 +52,9 @@ class PrepareSettings:
             raise ValueError(f"--max-length {self.max_length}: a sample needs at least 2 tokens")
         if not 0 <= self.validation < 1:
             raise ValueError(f"--validation {self.validation}: the share of validation samples must lie in [0, 1)")
+        for ours, theirs in self.columns:
+            if ours not in COLUMNS:
+                raise ValueError(f"--columns {ours}={theirs}: {ours} is no column of ours; they are {', '.join(COLUMNS)}")
 
 
 @dataclass

@@ -23,6 +23,7 @@ from dflash_ray.json_stream import Broken, json_values
 
 CHUNK_BYTES = 1 << 20
 CHUNK_ROWS = 2048
+TABLE_ROWS, TABLE_BYTES = 256, 8 << 20  # of a table at a time; a row may have more bytes than that
 MAX_ROW_BYTES = 32 << 20
 _JSON_NAMES = (".jsonl", ".json", ".ndjson")
 _READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
@@ -60,7 +61,7 @@ class Chunk:
     bytes_read: int = 0  # of the whole input, up to and with this chunk
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return zip(self.lines, self.rows if self.table is None else map(_without_nulls, self.table.to_pylist()), strict=True)
+        return zip(self.lines, self.rows if self.table is None else _table_rows(self.table), strict=True)
 
 
 def find_files(inputs: list[Path], flag: str = "--input") -> list[InputFile]:
@@ -152,7 +153,9 @@ def _files_under(folder: Path) -> list[tuple[Path, str]]:
         saved = _saved_files(path.parent)
         if kind and (saved is None or path.name in saved) and path.name != "dataset_dict.json":
             found.append((path, kind))
-    return found
+        if path.name == "state.json" and saved and not hidden:  # what it lists and is not there: reading it says so, and counts it
+            found += [(path.parent / name, "arrow") for name in saved if not (path.parent / name).exists()]
+    return sorted(found)
 
 
 @lru_cache(maxsize=16)
@@ -231,9 +234,11 @@ def _json_values(file: InputFile) -> Iterator[tuple[int, Any, int]]:
 
 
 def _read_parquet(file: InputFile) -> Iterator[tuple[Chunk, int]]:
-    with pq.ParquetFile(file.path) as parquet:
+    # without a buffer size, and with pre_buffer, a whole row group is in memory, which may be all of the file
+    with pq.ParquetFile(file.path, buffer_size=1 << 20, pre_buffer=False) as parquet:
         total = max(1, parquet.metadata.num_rows)
-        yield from _tables(file, parquet.iter_batches(batch_size=256), total)
+        size = sum(parquet.metadata.row_group(group).total_byte_size for group in range(parquet.metadata.num_row_groups))
+        yield from _tables(file, parquet.iter_batches(batch_size=_rows_at_once(size, total), use_threads=False), total)
 
 
 def _read_arrow(file: InputFile) -> Iterator[tuple[Chunk, int]]:
@@ -250,11 +255,43 @@ def _read_arrow(file: InputFile) -> Iterator[tuple[Chunk, int]]:
 def _tables(file: InputFile, batches, total: int) -> Iterator[tuple[Chunk, int]]:
     line = 1
     for batch in batches:
-        for start in range(0, batch.num_rows, 256):
-            table = pa.Table.from_batches([batch.slice(start, 256)])
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            raise pa.ArrowInvalid(f"two columns have one name: {', '.join(names)[:120]}")
+        batch = batch.select([field.name for field in batch.schema if not _is_foreign(field.type)])
+        step = _rows_at_once(batch.nbytes, batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            table = pa.Table.from_batches([batch.slice(start, step)])
             position = file.bytes * (line + table.num_rows) // total if total else file.bytes
             yield Chunk(file.name, list(range(line, line + table.num_rows)), [], table), position
             line += table.num_rows
+
+
+def _rows_at_once(size: int, rows: int) -> int:
+    """How many of `rows` rows with `size` bytes are taken at a time."""
+    return max(1, min(TABLE_ROWS, TABLE_BYTES * rows // max(size, 1)))
+
+
+def _is_foreign(kind: pa.DataType) -> bool:
+    """Whether no part of a conversation can be of this type: dates, durations, decimals. Python has no value for some of them."""
+    return pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
+
+
+def _table_rows(table: pa.Table) -> Iterator[Any]:
+    try:
+        yield from map(_without_nulls, table.to_pylist())
+    except (ValueError, OverflowError):  # text that is no UTF-8, a value that Python cannot hold
+        for row in range(table.num_rows):
+            yield _table_row(table.slice(row, 1))
+
+
+def _table_row(table: pa.Table) -> Any:
+    try:
+        return _without_nulls(table.to_pylist()[0])
+    except UnicodeDecodeError as error:
+        return Refused("not_utf8", str(error)[:120])
+    except (ValueError, OverflowError) as error:
+        return Refused("unreadable_row", str(error)[:120])
 
 
 def _without_nulls(value: Any) -> Any:

@@ -108,14 +108,18 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
 class RunBatches:
     """Both lines of batches of a run, training and validation."""
 
-    def __init__(self, train: BatchSource, validation: list[Batch], facts: dict[str, Any]):
-        self._train, self._validation, self._facts = train, validation, facts
+    def __init__(self, train: BatchSource, validation: list[Batch], facts: dict[str, Any], mask_token: int):
+        self._train, self._validation, self._facts, self._mask_token = train, validation, facts, mask_token
 
     def describe(self) -> dict[str, Any]:
         return self._facts
 
     def batch(self, kind: str, number: int) -> Batch:
-        return self._train.batch(number) if kind == "train" else self._validation[number]
+        """ValueError if the mask token occurs in it: the drafter would be fed its own empty slot as text."""
+        batch = self._train.batch(number) if kind == "train" else self._validation[number]
+        if (batch.input_ids == self._mask_token).any():
+            raise ValueError(f"draft.mask_token_id: {self._mask_token} occurs in the data; use an id that never occurs in text")
+        return batch
 
 
 def open_data(config: Config, split: str = "train") -> Dataset:
@@ -126,20 +130,41 @@ def open_data(config: Config, split: str = "train") -> Dataset:
     return open_dataset(config.data.path, split, config.data.columns)
 
 
-def check_data(config: Config, facts: TargetFacts) -> None:
-    """What a glance at the dataset can tell: readable, supervised, within the budget, made with the target's tokenizer."""
+def check_data(spec: RunSpec) -> None:
+    """What a glance at the dataset can tell: readable, supervised, within budget and positions, made with the target's tokenizer."""
+    from dflash_ray.dataset import dataset_splits
     from dflash_ray.plan import refuse_over_budget
     from dflash_ray.tokenizer import check_same_tokenizer
 
+    config, facts = spec.config, spec.facts
     dataset = open_data(config)
     refuse_over_budget(dataset.lengths, config.batching)
-    if dataset.manifest.get("vocab_size", 0) > facts.vocab_size:
+    held_out = [open_data(config, "validation")] if "validation" in dataset_splits(config.data.path) else []
+    longest = max(int(split.lengths.max()) for split in (dataset, *held_out))
+    if longest > facts.max_position_embeddings:
         raise ValueError(
-            f"data.path: {config.data.path} was made with a tokenizer of {dataset.manifest['vocab_size']} tokens, the target has "
-            f"{facts.vocab_size}; prepare the data with the target's tokenizer"
+            f"data.path: a sample of {longest} tokens is longer than the target's {facts.max_position_embeddings} positions; "
+            "prepare the data with a smaller --max-length"
         )
+    made_with = _counted(dataset.manifest, "vocab_size")
+    if made_with > facts.vocab_size:
+        raise ValueError(
+            f"data.path: {config.data.path} was made with a tokenizer of {made_with} tokens, the target has {facts.vocab_size}; "
+            "prepare the data with the target's tokenizer"
+        )
+    mask = config.draft.mask_token_id
+    if times := _counted(dataset.manifest, "counts", "added_tokens", str(mask)):
+        raise ValueError(f"draft.mask_token_id: {mask} occurs {times:,} times in {config.data.path}; use an id that never occurs in text")
     if config.target.path is not None:
         check_same_tokenizer(dataset.manifest, config.target.path)
+
+
+def _counted(manifest: dict[str, Any], *keys: str) -> int:
+    """A number of the manifest, 0 where it says nothing."""
+    value: Any = manifest
+    for key in keys:
+        value = value.get(key, 0) if isinstance(value, dict) else 0
+    return value if type(value) is int else 0
 
 
 def open_batches(spec: RunSpec) -> RunBatches:
@@ -167,4 +192,4 @@ def open_batches(spec: RunSpec) -> RunBatches:
         "most_tokens": max([plan.most_tokens, *(batch.tokens for batch in held_out)]),
         "most_anchors": max([plan.most_anchors, *(len(batch.anchors) for batch in held_out)]),
     }
-    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, facts)
+    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, facts, config.draft.mask_token_id)

@@ -71,6 +71,25 @@ def require_absolute(**paths: Path | None) -> None:
             )
 
 
+def require_writable(flag: str, path: Path) -> None:
+    """ValueError where `path` cannot be written: before the work rather than after it."""
+    existed = path.exists()
+    try:
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
+def write_file(flag: str, path: Path, text: str) -> None:
+    """Writes `text` and a line end. ValueError, with the flag that named the path, where that cannot be done."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
 def take_flag(argv: list[str], name: str, *, repeat: bool = False, value: bool = True) -> list[str]:
     """Removes `--name VALUE`, `--name=VALUE` (or, without `value`, a bare `--name`) from `argv` and returns the values."""
     out: list[str] = []

@@ -86,7 +86,7 @@ def plan_sizes(spec: RunSpec) -> dict[str, Any]:
     """Of the real plan where the dataset is there, else from the two numbers in the config."""
     config = spec.config
     if config.data.path is not None:
-        check_data(config, spec.facts)
+        check_data(spec)
         facts = open_batches(spec).describe()
         sizes = {key: facts[key] for key in ("samples", "tokens", "batches", "most_tokens", "most_anchors")}
         return {**sizes, "steps": -(-facts["batches"] // config.train.batches_per_step), "exact": True}

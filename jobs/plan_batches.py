@@ -19,21 +19,24 @@ from dflash_ray.anchors import anchor_count
 from dflash_ray.config import AnchorConfig, BatchingConfig, Config, load_config
 from dflash_ray.dataset import open_dataset
 from dflash_ray.plan_report import batching_report
-from jobs.cli import run
+from jobs.cli import require_writable, run, write_file
 
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
+    for flag in ("json", "plot", "write_config"):
+        if path := getattr(args, flag):
+            require_writable(f"--{flag.replace('_', '-')}", path)
     config = _config(args)
     lengths, candidates = read_lengths(args.lengths)
     counts = anchor_count(lengths, candidates, config.anchors.tokens_per_anchor)
     report = batching_report(lengths, counts, config.batching, config.run.seed)
     print_report(report, Console())
     if args.json:
-        _write(args.json, json.dumps(report, indent=1))
+        write_file("--json", args.json, json.dumps(report, indent=1))
     if args.write_config:
         chosen = config.batching.model_copy(update={"edges": report["bucketed"]["edges"]})
-        _write(args.write_config, yaml.safe_dump({"batching": chosen.model_dump(mode="json")}, sort_keys=False))
+        write_file("--write-config", args.write_config, yaml.safe_dump({"batching": chosen.model_dump(mode="json")}, sort_keys=False))
     if args.plot:
         plot_histogram(lengths, report["bucketed"]["edges"], args.plot)
     return 0
@@ -172,13 +175,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=Path, help="draw the histogram with the edges here")
     parser.add_argument("--write-config", type=Path, help="write a config file with these settings and edges here, for jobs.train --config")
     return parser
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

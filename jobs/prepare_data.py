@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_ray.prepare import PrepareSettings, prepare
 from dflash_ray.target.facts import target_facts
 from dflash_ray.tokenizer import ChatTokenizer, check_same_tokenizer
-from jobs.cli import Arguments, require_absolute, run
+from jobs.cli import Arguments, require_absolute, require_writable, run, write_file
 from jobs.prepare_report import Progress, print_report, show_samples
 
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
         report["on_policy"] = check_target(args.target, settings.output, tokenizer)
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_file("--json", args.json, json.dumps(report, indent=1))
     print_report(report, settings)
     if not report["samples"]:
         raise ValueError(f"none of {report['lines_read']} rows can be trained on; no data set was written")
@@ -67,8 +67,8 @@ def _checked(args: argparse.Namespace) -> PrepareSettings:
         raise ValueError("--tokenizer: give the folder of the target's tokenizer")
     if args.num_workers < 1:
         raise ValueError(f"--num-workers {args.num_workers}: at least 1 process prepares")
-    if args.json and not args.json.parent.is_dir():
-        raise ValueError(f"--json {args.json}: no folder {args.json.parent}")
+    if args.json:
+        require_writable("--json", args.json)
     if args.target:
         target_facts(args.target)
     return PrepareSettings(

@@ -52,7 +52,7 @@ def prepare(config: Config) -> RunPlan:
     resume = _find_resume(config, folder)
     # the target, the data and the machine are looked at before Ray starts: what is wrong is answered at once
     early = resolve(config, device="cpu", run_dir=folder.path)
-    check_data(config, early.facts)
+    check_data(early)
     for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
         print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
     connect()
@@ -101,13 +101,19 @@ def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
 
 
 def connect() -> None:
-    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone."""
+    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone. Exits with 1 if neither can be had."""
     if ray.is_initialized():
         return
-    if under_job_submit() or os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="warning")
-    else:
-        ray.init(address="local", include_dashboard=False, logging_level="warning")
+    try:
+        if under_job_submit() or os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="warning")
+        else:
+            ray.init(address="local", include_dashboard=False, logging_level="warning")
+    except ValueError:  # an address that is none
+        raise
+    except Exception as error:  # Ray raises bare Exception where its processes do not come up in time
+        print(f"failed: no Ray: {first_line(error)}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:

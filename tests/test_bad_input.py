@@ -58,6 +58,7 @@ CASES = {
     "float16": (["--target.precision", "float16"], "target.precision"),
     "no loss": (["--loss.dpace", "0"], "loss"),
     "sliding without window": (["--draft.layer_types", "[sliding_attention]"], "sliding_window"),
+    "rows without end": (["--batching.max_rows", "100000"], "batching.max_rows"),
     "sample over the budget": (["--batching.token_budget", "30"], "batching.token_budget"),
     "warm start from nowhere": (["--draft.init", "/no/such/drafter"], "draft.init"),
     "block of one": (["--draft.block_size", "1"], "draft.block_size"),
@@ -74,6 +75,21 @@ def test_one_line_and_nothing_written(case, material, capsys, monkeypatch, tmp_p
     error = refused(["--config", str(config), *flags], capsys, monkeypatch)
     assert named in error
     assert not (folder / "run").exists()
+
+
+def test_a_ray_that_does_not_start_is_one_line_and_a_failure(material, capsys, monkeypatch, tmp_path):
+    import ray
+
+    def late(**_settings):
+        raise Exception("The current node timed out during startup.\nMore words.")
+
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(sys, "argv", ["train", "--config", str(tmp_path / "config.yaml")])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(material[1]))
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(train.main)
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == "failed: no Ray: The current node timed out during startup.\n"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +132,32 @@ def test_data_of_another_tokenizer(material, capsys, monkeypatch, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(tree))
     assert "tokenizer" in refused(["--config", str(config), "--data.path", str(tmp_path / "data")], capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_sample_beyond_the_targets_positions(split, material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    with DatasetWriter(tmp_path / "data") as writer:
+        for name in ("train", "validation"):
+            length = 2049 if name == split else 8
+            writer.add(name, np.full(length, 5), np.arange(length) > 3)
+        writer.finish({"vocab_size": VOCAB})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    flags = ["--config", str(tmp_path / "config.yaml"), "--data.path", str(tmp_path / "data"), "--batching.token_budget", "4096"]
+    assert "2049 tokens is longer than the target's 2048 positions" in refused(flags, capsys, monkeypatch)
+    assert not (folder / "run").exists()
+
+
+def test_data_that_holds_the_mask_token(material, capsys, monkeypatch, tmp_path):
+    folder, tree = material
+    with DatasetWriter(tmp_path / "data") as writer:
+        writer.add("train", [1, MASK_TOKEN, 3, 4], [0, 1, 1, 1])
+        writer.finish({"vocab_size": VOCAB, "counts": {"added_tokens": {str(MASK_TOKEN): 1, "4": 1}}})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    flags = ["--config", str(tmp_path / "config.yaml"), "--data.path", str(tmp_path / "data")]
+    for more in ([], ["--dry-run"]):
+        assert f"draft.mask_token_id: {MASK_TOKEN} occurs 1 times" in refused([*flags, *more], capsys, monkeypatch)
+    assert not (folder / "run").exists()
 
 
 def test_relative_paths_under_job_submit(material, capsys, monkeypatch, tmp_path):

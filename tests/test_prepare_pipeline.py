@@ -288,7 +288,9 @@ def test_the_job_shows_what_is_supervised(tmp_path, folder, capsys):
         (["--validation", "1"], "--validation 1"),
         (["--num-workers", "0"], "--num-workers 0"),
         (["--columns", "tokens"], "--columns tokens"),
+        (["--columns", "ids=tokens"], "ids is no column of ours"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json"),
+        (["--json", "/"], "--json /: cannot be written: Is a directory"),
         (["--chat-template", "/nowhere.jinja"], "--chat-template /nowhere.jinja"),
     ],
 )

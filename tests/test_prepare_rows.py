@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -193,6 +194,34 @@ def test_parquet_rows_are_what_was_written_without_the_nulls_of_the_table(tmp_pa
     assert _rows(tmp_path / "a.parquet") == [(1, GOOD), (2, call)]
 
 
+def test_a_table_with_values_python_cannot_hold_gives_its_other_rows(tmp_path):
+    """Broken text is one row's reason; a column of dates or durations is none of ours, whatever it holds."""
+    path, odd = tmp_path / "a.parquet", {"messages": [{"role": "user", "content": "QUESTION"}, *GOOD["messages"][1:]]}
+    table = pa.Table.from_pylist([GOOD, odd, GOOD]).append_column("took", pa.array([5, 6, 7], pa.duration("ns")))
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+    assert _rows(path) == [(1, GOOD), (2, odd), (3, GOOD)]
+    path.write_bytes(path.read_bytes().replace(b"QUESTION", b"QUEST\xffON"))
+    assert _rows(path) == [(1, GOOD), (2, "not_utf8"), (3, GOOD)]
+
+
+def test_two_columns_of_one_name_are_not_guessed_between(tmp_path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["messages", "messages"]), tmp_path / "a.parquet")
+    assert _rows(tmp_path / "a.parquet") == [(1, "unreadable_file")]
+
+
+def test_a_parquet_file_is_read_in_pieces_though_it_is_one_row_group(tmp_path):
+    """Read by row groups, as pyarrow does by itself, the memory is that of the file."""
+    text = np.random.default_rng(0).integers(97, 123, 10_000, dtype=np.uint8).tobytes().decode()
+    table = pa.table({"messages": [[{"role": "user", "content": text[i:] + text[:i]}] for i in range(6400)]})
+    pq.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 1
+    del table
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for chunk in read_chunks(find_files([tmp_path / "a.parquet"])):
+        most, rows = max(most, pa.total_allocated_bytes() - before), rows + len(chunk.lines)
+    assert rows == 6400 and most < 40 << 20
+
+
 @pytest.mark.parametrize("container", ["stream", "file"])
 def test_folders_saved_by_hugging_face_datasets(tmp_path, container):
     table = pa.table({"tokens": [[1, 2, 3], [4, 5]], "mask": [[0, 1, 1], [1, 1]]})
@@ -209,6 +238,8 @@ def test_folders_saved_by_hugging_face_datasets(tmp_path, container):
     rows = [row for _, row in _rows(tmp_path / "saved")]
     assert len(rows) == 4
     assert parse_row(rows[0], {"input_ids": "tokens", "loss_mask": "mask"}) == Tokenised([1, 2, 3], [0, 1, 1])
+    (tmp_path / "saved" / "test" / "data-00000-of-00001.arrow").unlink()
+    assert [row for _, row in _rows(tmp_path / "saved")][:1] == ["unreadable_file"], "a shard that is listed and missing is counted"
 
 
 # ---- what a row means
@@ -256,6 +287,8 @@ def _message(**message) -> list[dict]:
         ({"messages": _message(role="assistant", content="a", prompt_ids=[1], output_ids=["x"])}, "bad_ids"),
         ({"messages": _message(role="assistant", content="a", output_ids=[1])}, "bad_ids"),
         ({"messages": _message(role="assistant", content="<think>\na\n</think>\n\nb", reasoning_content="c")}, "reasoning_twice"),
+        ({"messages": _message(role="assistant", content="<think>\nso the answer must")}, "reasoning_not_closed"),
+        ({"messages": _message(role="assistant", content="an answer", **{"from": "human"})}, "two_roles"),
         ({**GOOD, "tools": [3]}, "bad_tools"),
         ({**GOOD, "tools": "["}, "bad_tools"),
         ({**GOOD, "system": 3}, "bad_content"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
 from dflash_ray.config import validate
+from dflash_ray.dataset_writer import DatasetWriter
 from dflash_ray.run_folder import RunFolder
-from tests.tiny_runs import tiny_config
+from tests.tiny_runs import MASK_TOKEN, tiny_config
+from tests.tiny_targets import VOCAB
 
 pytestmark = pytest.mark.ray
 
@@ -125,3 +128,36 @@ def test_metrics_say_what_they_promise(undisturbed):
     assert [record["step"] for record in records] == list(range(1, 31))
     summary = json.loads((undisturbed.path / "summary.json").read_text())
     assert summary["topology"] == "1-1" and summary["real_tokens_per_second"] > 0
+
+
+def odd_data(folder: Path, odd_id: int) -> Path:
+    """40 documents, one of which holds `odd_id`; the manifest does not tell."""
+    rng = np.random.default_rng(1)
+    with DatasetWriter(folder) as writer:
+        for number in range(40):
+            ids = rng.integers(3, MASK_TOKEN, int(rng.integers(12, 60)))
+            ids[6] = odd_id if number == 17 else ids[6]
+            writer.add("train", ids, np.arange(len(ids)) >= 4)
+        writer.finish({})
+    return folder
+
+
+def test_a_batch_no_target_can_compute_is_set_aside_and_the_run_goes_on(material, local_ray, tmp_path):
+    data = odd_data(tmp_path / "data", odd_id=VOCAB + 7)
+    folder, summary, code = train(material, tmp_path / "run", data={"path": str(data)}, train={"epochs": 1, "batches_per_step": 1})
+    assert code == 0 and summary["finished"]
+    aside = [event for event in folder.read("events.jsonl") if event["event"] == "set_aside"]
+    assert [17 in event["sample_ids"] for event in aside] == [True] and len(summary["set_aside"]) == 1
+    trained = [sample for record in folder.read("trained.jsonl") for sample in record["sample_ids"]]
+    assert sorted([*trained, *aside[0]["sample_ids"]]) == list(range(40))
+
+
+def test_a_mask_token_that_only_the_data_knows_of_ends_the_run(material, local_ray, tmp_path):
+    data = odd_data(tmp_path / "data", odd_id=MASK_TOKEN)
+    folder, summary, code = train(material, tmp_path / "run", data={"path": str(data)}, train={"epochs": 1, "batches_per_step": 1})
+    assert code == 1 and f"draft.mask_token_id: {MASK_TOKEN} occurs in the data" in summary["failed"]
+
+
+def test_the_first_batch_is_there_when_the_actors_are(undisturbed):
+    first = [event for event in undisturbed.read("events.jsonl") if event["event"] == "first_batch"]
+    assert len(first) == 1 and first[0]["step"] == 0 and first[0]["seconds"] >= 0
