@@ -55,7 +55,7 @@ def data(spec: RunSpec) -> Finding:
     if spec.config.data.path is None:
         return Finding(name, "n/a", "no data.path")
     try:
-        check_data(spec.config, spec.facts)
+        check_data(spec)
     except ValueError as error:
         return Finding(name, "blocker", str(error), "prepare the data with jobs.prepare_data and this target's tokenizer")
     from dflash_ray.setup import open_data
