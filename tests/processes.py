@@ -113,3 +113,13 @@ def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
         yield {"gcs": f"127.0.0.1:{gcs}", "dashboard": f"http://127.0.0.1:{dashboard}", "metrics_port": str(metrics)}
     finally:
         end(process)
+
+
+@contextmanager
+def pause(pid: int) -> Iterator[None]:
+    """A process that hangs for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
