@@ -16,7 +16,7 @@ from typing import Any
 
 from dflash_ray.run_place import RunEnded, newest_run, run_place
 
-JOIN_SECONDS = 30.0
+JOIN_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 
 

@@ -15,10 +15,12 @@ import pytest
 import yaml
 
 from dflash_ray.run_folder import RunFolder
-from tests.processes import PATIENCE, ROOT, end, environment, head_node, pause, start_job, wait_until
+from tests.processes import ROOT, end, environment, head_node, pause, start_job, wait_until
 from tests.tiny_runs import tiny_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+LONG_PATIENCE = 400.0  # a dozen processes start here
 
 LONG = {"train": {"epochs": 1000, "batches_per_step": 2}, "debug": {"target_delay_seconds": 0.4}}
 
@@ -34,7 +36,7 @@ class Cluster:
     def job(self, *argv: str) -> subprocess.CompletedProcess:
         """Another shell that knows nothing of the cluster."""
         return subprocess.run(
-            [sys.executable, "-m", *argv], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
+            [sys.executable, "-m", *argv], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LONG_PATIENCE, check=False
         )
 
     def status(self, run: Path) -> dict[str, dict]:
@@ -43,13 +45,13 @@ class Cluster:
         return status | {"actors": {actor["name"]: actor for actor in status["actors"]}}
 
     def wait_for(self, run: Path, condition: Callable[[dict], bool], what: str) -> dict:
-        wait_until(lambda: condition(self.status(run)), what)
+        wait_until(lambda: condition(self.status(run)), what, limit=LONG_PATIENCE)
         return self.status(run)
 
 
 def ray_command(head: dict[str, str], *argv: str) -> str:
     command = [sys.executable, "-m", "ray.scripts.scripts", *argv, "--address", head["dashboard"]]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LONG_PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -82,9 +84,9 @@ def cluster(tmp_path_factory):
         entry = [sys.executable, "-m", "jobs.train", "--config", config]
         command = ["job", "submit", "--working-dir", ".", "--no-wait", "--submission-id", "beta", "--address", head["dashboard"]]
         command = [sys.executable, "-m", "ray.scripts.scripts", *command, "--", *entry]
-        subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, timeout=PATIENCE, check=True)
+        subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, timeout=LONG_PATIENCE, check=True)
         try:
-            wait_until(lambda: (steps(alpha) and steps(beta)) or job.poll() is not None, "first steps of both runs", limit=240)
+            wait_until(lambda: (steps(alpha) and steps(beta)) or job.poll() is not None, "first steps of both runs", limit=LONG_PATIENCE)
             assert job.poll() is None, (folder / "log").read_text()
             for run in (alpha, beta):
                 watching.append(start_job("jobs.status", "--watch", "--json", "--run", str(run), log=run.with_suffix(".watch")))
@@ -209,7 +211,7 @@ def test_names_read_well_and_are_not_shared(cluster):
 def test_an_ended_run_says_so(cluster):
     assert list((cluster.alpha / "tensorboard").glob("events.*"))
     ray_command(cluster.head, "job", "stop", "beta")
-    assert cluster.watching[1].wait(timeout=PATIENCE) == 0
+    assert cluster.watching[1].wait(timeout=LONG_PATIENCE) == 0
     assert re.search(r"the run in \S+ has (just )?(ended|failed)", cluster.beta.with_suffix(".watch").read_text())
     done = cluster.job("jobs.scale", "--targets", "2", "--run", str(cluster.beta))
     assert done.returncode == 2 and re.fullmatch(r"error: the run in \S+ has (just )?(ended|failed)[^\n]*\n", done.stderr)
