@@ -50,7 +50,7 @@ class PowerWatch:
 
     def _say_missing(self, why: str) -> None:
         self._missing += 1
-        wanted = self.cap is not None or self.config.file is not None
+        wanted = self.config.file is not None or (self.cap is not None and self.run.step > 0)  # a GPU tells once its actor is up
         if wanted and self._missing >= UNREADABLE and not self._told_missing:
             self._told_missing = True
             self.run.event("power_unreadable", f"{why}; the last reading stands, targets stay as they are")

@@ -188,7 +188,7 @@ def balance_advice(drafter_wait: float, target_wait: float, targets: int, parked
     `parked` more would be if power allowed."""
     if drafter_wait > 0.10 and parked:
         return (
-            f"targets are the bottleneck: drafter idle {100 * drafter_wait:.0f}%, and {_plural(parked, 'parked')} wait for "
+            f"targets are the bottleneck: drafter idle {100 * drafter_wait:.0f}%, and {_plural(parked, 'parked')} must wait for "
             "power.budget_watts"
         )
     if drafter_wait > 0.10 and drafter_wait >= target_wait:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 READINGS = 5  # a decision rests on the mean of this many, all made since the last change
 MOST_PATIENCE = 600  # readings
@@ -17,14 +19,23 @@ MOST_PATIENCE = 600  # readings
 def device_watts() -> tuple[str, float] | None:
     """(UUID, watts) of this process's CUDA device by NVML; None where NVML is missing or the device does not tell (MIG)."""
     import pynvml
-    import torch
 
     try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-        return uuid, pynvml.nvmlDeviceGetPowerUsage(pynvml.nvmlDeviceGetHandleByUUID(uuid)) / 1000
+        uuid, handle = _device()
+        return uuid, pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
     except pynvml.NVMLError:
         return None
+
+
+@cache
+def _device() -> tuple[str, Any]:
+    """(UUID, NVML's handle): a process sees one GPU, the first."""
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    return uuid, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def read_watts(path: Path) -> dict[str, float]:
