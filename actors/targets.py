@@ -128,14 +128,18 @@ class TargetPool:
         if target.handle is not None:
             ray.kill(target.handle)
         self._forget(target)
-        self.targets.pop(target.name, None)
+        self._remove(target)
         self.pump()
+
+    def _remove(self, target: Target) -> None:
+        if self.targets.get(target.name) is target:  # another one may have its name by now
+            del self.targets[target.name]
 
     def _died(self, target: Target, reason: str) -> None:
         """Takes the batch back and restarts the actor after a pause, if the budget allows."""
         run = self.run
         leaving = target.state in ("leaving", "gone")
-        if target.name in run.flow.targets:
+        if target.name in run.flow.targets and self.targets.get(target.name) is target:
             position = run.flow.lost(target.name)
             if position is not None:
                 self._count_failure(position, f"{target.name}: {reason}")
@@ -144,12 +148,12 @@ class TargetPool:
             target.handle = None
         self._forget(target)
         if leaving or run.failure is not None:
-            self.targets.pop(target.name, None)
+            self._remove(target)
             self.pump()
             return
         delay = target.budget.next_delay(run.now())
         if delay is None:
-            self.targets.pop(target.name, None)
+            self._remove(target)
             run.event("target_given_up", f"{target.name}: {reason}; its restarts of this hour are used up", actor=target.name)
             if not self.targets:
                 run.fail(RunFailed(f"no target is left: {target.name} was the last one ({reason})"))

@@ -145,6 +145,8 @@ def test_targets_come_and_go_and_the_losses_do_not_change(cluster):
         after = len(RunFolder(run).read("trained.jsonl"))
         wait_until(lambda: len(RunFolder(run).read("trained.jsonl")) > after + 6, "the run to go on")
 
+    for count in ("3", "2"):  # the third leaves while it starts, and comes back under its name
+        assert cluster.job("jobs.scale", "--targets", count, "--run", str(cluster.alpha)).returncode == 0
     scale(cluster.alpha, 2, 3)
     scale(cluster.alpha, 3, 1)
     scale(cluster.alpha, 1, 2)
