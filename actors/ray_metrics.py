@@ -32,6 +32,7 @@ STEP_GAUGES = {
     "dflash_drafter_wait": ("drafter_wait", "drafter", "share of time the drafter had no staged batch"),
     "dflash_target_wait": ("target_wait", "targets", "share of time the targets had no batch for want of credit"),
     "dflash_tokens_per_second": ("real_tokens_per_second", "coordinator", "real tokens trained per second"),
+    "dflash_run_watts": ("watts", "coordinator", "power of all devices of the run"),
     "dflash_tokens_per_joule": ("tokens_per_joule", "coordinator", "real tokens trained per joule"),
     "dflash_mean_document_tokens": ("mean_document_tokens", "batcher", "mean document length of the last step"),
     "dflash_targets": ("targets", "coordinator", "targets at work"),

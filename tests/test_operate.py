@@ -180,6 +180,7 @@ def test_the_power_budget_parks_a_target_and_wakes_it(cluster):
     cluster.watts.write_text("0 900\n")
     wait_until(lambda: events(alpha, "woken"), "the target to wake")
     assert len(events(alpha, "parked")) == 1 and events(alpha, "woken")[0]["actor"] == parked["actor"]
+    cluster.watts.write_text("target-0 300\ntarget-1 310\ndrafter 400\n")
     assert not events(cluster.beta, "parked")
 
 
