@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from dflash_ray.batch import Batch
+from dflash_ray.processes import facts
 from dflash_ray.setup import RunSpec, open_batches
 
 
@@ -20,6 +21,9 @@ class BatcherActor:
 
     def describe(self) -> dict[str, Any]:
         return self.batches.describe()
+
+    def vitals(self) -> dict[str, Any]:
+        return facts()
 
     @ray.method(num_returns=2)
     def batch(self, kind: str, number: int) -> tuple[dict[str, Any], Batch]:

@@ -15,7 +15,6 @@ from typing import Any
 import ray
 
 from actors.connect import connect
-from actors.drafter import DrafterActor
 from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
@@ -50,6 +49,7 @@ class Consumer:
         self.checkpoint_step: int | None = None
         self.writing: asyncio.Task | None = None
         self.step_began = run.now()
+        self.batches = 0
         self._tokens, self._seconds = 0, 0.0  # of micro-steps and optimizer steps
         self.resumed: dict[str, Any] = {}  # meta of the checkpoint that the state came from
         self.initial: Path | None = None  # where the state comes from when there is no checkpoint yet; None: the seed
@@ -60,7 +60,7 @@ class Consumer:
         """Starts the drafter, restores `resume` if given, and returns the next batch."""
         spec = self.run.spec
         self.up = False
-        self.drafter = DrafterActor.options(**actor_options("drafter", "drafter", spec)).remote(spec, self.total_steps)
+        self.drafter = self.run.crew.drafter.options(**actor_options("drafter", "drafter", spec)).remote(spec, self.total_steps)
         try:
             self.facts = await answer(self.drafter.describe.remote(), "drafter", "start", START_LIMIT)
             self.up = True
@@ -103,7 +103,7 @@ class Consumer:
             await self._finish_writing()
             await asyncio.sleep(max(delay, 0.5))
             remove_leftovers(run.folder.checkpoints)
-            checkpoint, refused = newest_whole(run.folder.checkpoints)
+            checkpoint, refused = await asyncio.to_thread(newest_whole, run.folder.checkpoints)
             for line in refused:
                 run.event("checkpoint_refused", line)
             path = checkpoint.path if checkpoint else self.initial
@@ -233,6 +233,7 @@ class Consumer:
         run = self.run
         seconds = await self._call(self.drafter.train.remote(position), f"batch {item.number}")
         facts, _ = run.batches.pop(position)
+        self.batches += 1
         self._tokens += facts["tokens"]
         self._seconds += seconds
         made = self.staged.pop(position)
@@ -259,6 +260,8 @@ class Consumer:
         tally, self.tally = self.tally, StepTally()
         rates = run.meter.step(now, tally.real_tokens, tally.padded_tokens)
         tokens_left = max(run.meter.total_tokens - run.meter.done_tokens, 0)
+        length, parked = tally.real_tokens / max(tally.documents, 1), len(run.flow.parked())
+        spike = None if metrics.get("skipped") else run.meter.spike(metrics["loss"], length)
         record = {
             "step": run.step,
             **metrics,
@@ -266,13 +269,15 @@ class Consumer:
             "real_tokens": tally.real_tokens,
             "padded_tokens": tally.padded_tokens,
             **rates,
-            "mean_document_tokens": tally.real_tokens / max(tally.documents, 1),
+            "mean_document_tokens": length,
             "buckets": sorted(tally.buckets),
             "q_pre": list(run.flow.queues().values()),
             "ahead": run.flow.ahead,
             "q_hs": run.flow.features_waiting(),
             "window_bytes": run.flow.window_used,
-            "targets": len(run.flow.targets),
+            "targets": len(run.flow.targets) - parked,
+            "parked": parked,
+            "spike": spike["factor"] if spike else None,
             "seconds": now - self.step_began,
             "eta_seconds": run.meter.eta_seconds(tokens_left, rates["real_tokens_per_second"]),
             "time": now,
@@ -282,11 +287,12 @@ class Consumer:
         run.folder.append(TRAINED, *trained)
         run.folder.append(METRICS, record)
         run.tracker.log("train", record)
+        run.ray_metrics.step(record)
         run.say(console_line(record, self.total_steps))
         self.last_loss = record
-        self._look_at(record, tally)
+        self._look_at(record, tally, spike)
 
-    def _look_at(self, record: dict[str, Any], tally: StepTally) -> None:
+    def _look_at(self, record: dict[str, Any], tally: StepTally, spike: dict[str, float] | None) -> None:
         run = self.run
         if record.get("skipped"):
             self.skipped_in_a_row += 1
@@ -295,10 +301,13 @@ class Consumer:
                 raise RunFailed(f"{self.skipped_in_a_row} steps in a row were skipped, last: {record['skipped']}")
             return
         self.skipped_in_a_row = 0
-        factor = run.meter.spike(record["loss"])
-        if factor is not None:
-            run.event("spike", f"loss {record['loss']:.3f} is {factor:.1f} times the rolling median", sample_ids=tally.sample_ids)
-        advice = balance_advice(record["drafter_wait"], record["target_wait"], record["targets"])
+        if spike is not None:
+            reason = (
+                f"loss {record['loss']:.3f} is {spike['factor']:.1f} times the rolling median; documents of "
+                f"{record['mean_document_tokens']:,.0f} tokens, usual are {spike['usual_tokens']:,.0f}"
+            )
+            run.event("spike", reason, sample_ids=tally.sample_ids, buckets=record["buckets"])
+        advice = balance_advice(record["drafter_wait"], record["target_wait"], record["targets"], record["parked"])
         if advice is not None and run.step % 20 == 0:
             run.say(advice)
 
@@ -360,7 +369,7 @@ class Consumer:
             run.event("checkpoint_failed", f"step {meta['step']}: {first_line(cause)}; training goes on, the last good one stays")
             return
         run.event("checkpoint", f"step {meta['step']} ({reason})", path=path, seconds=run.now() - began)
-        prune(run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
+        await asyncio.to_thread(prune, run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
         if self.best_name == Path(path).name:
             run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau})
 

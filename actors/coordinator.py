@@ -11,9 +11,14 @@ import ray
 
 from actors.batcher import BatcherActor
 from actors.consumer import Consumer
-from actors.placement import actor_options, hide_gpus
-from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from actors.drafter import DrafterActor
+from actors.placement import actor_options, gpus_wanted, hide_gpus
+from actors.power import PowerWatch
+from actors.ray_metrics import RayMetrics
+from actors.run_state import ActorLost, Crew, RunFailed, RunState, answer, cause_of, first_line
+from actors.target import TargetActor
 from actors.targets import TargetPool
+from actors.vitals import Vitals
 from dflash_ray.flow import Flow
 from dflash_ray.line import Line
 from dflash_ray.metrics import Meter
@@ -25,17 +30,19 @@ from dflash_ray.tracking import Tracker
 STORE_SHARE = 0.7  # of the object store may be features in flight
 START_LIMIT = 1800.0
 FETCH_LIMIT = 300.0
+CREW = Crew(BatcherActor, TargetActor, DrafterActor)
 
 
 @ray.remote
 class CoordinatorActor:
-    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any]):
+    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any], crew: Crew | None = None):
         hide_gpus()
-        self.spec, self.resume, self.store_bytes, self.facts = spec, resume, store_bytes, facts
+        self.spec, self.resume, self.store_bytes, self.facts, self.crew = spec, resume, store_bytes, facts, crew or CREW
         self.run_state: RunState | None = None
         self.pool: TargetPool | None = None
         self.consumer: Consumer | None = None
         self.batcher: Any = None
+        self.vitals: Vitals | None = None
         self.batcher_budget = RestartBudget(spec.config.flow.restarts_per_hour)
         self.early_stop: str | None = None
         self.ready = False  # every actor but the targets is up, the flow may move
@@ -66,6 +73,7 @@ class CoordinatorActor:
         finally:
             if self.pool is not None:
                 self.pool.close()
+                self.vitals.close()
             for task in list(self.tasks):
                 task.cancel()
             self.ended.set()
@@ -91,13 +99,16 @@ class CoordinatorActor:
         )
         folder, told = RunFolder(spec.run_dir), self._later
         folder.create(config, self.facts)
-        run = self.run_state = RunState(spec, folder, line, flow, Meter(plan["tokens"]), Tracker(config, folder.path, told), end)
+        meter, tracker, metrics = Meter(plan["tokens"]), Tracker(config, folder.path, told), RayMetrics(config.run.name)
+        run = self.run_state = RunState(spec, folder, line, flow, meter, tracker, end, self.crew, metrics)
         run.feature_slot_bytes = plan["most_tokens"] * spec.shape.features * spec.feature_bytes
         run.stop_reason = self.early_stop
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
         self.consumer.initial = self.resume
         self.pool = TargetPool(run, self.pump, self.consumer)
+        self.vitals = Vitals(run, PowerWatch(run, self.pool), metrics, self._questions)
+        self._keep_asking()
         run.say(
             f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
             f"starting {config.targets} targets and 1 drafter on {spec.device}"
@@ -150,7 +161,7 @@ class CoordinatorActor:
     # ---- batcher -------------------------------------------------------------------------------------------------------------
 
     async def _start_batcher(self) -> None:
-        self.batcher = BatcherActor.options(**actor_options("batcher", "batcher", self.spec)).remote(self.spec)
+        self.batcher = self.crew.batcher.options(**actor_options("batcher", "batcher", self.spec)).remote(self.spec)
 
     async def _plan(self) -> dict[str, Any]:
         try:
@@ -229,15 +240,23 @@ class CoordinatorActor:
             self.run_state.stop_reason = reason
             self.run_state.pulse.beat()
 
-    async def scale(self, targets: int) -> None:
+    async def scale(self, targets: int) -> dict[str, int]:
+        """`targets` targets from now on; those that leave finish their batch. Returns how many there were, and the step."""
         if targets < 1:
             raise ValueError(f"targets: {targets}; a run needs at least 1")
         run = self.run_state
-        if run is None or self.pool is None:
-            raise ValueError("the run has not started yet; try again in a moment")
+        if run is None or self.pool is None or self.ended.is_set():
+            raise ValueError("the run has not started yet or has ended; a running one can be scaled")
+        placement = self.spec.config.placement
+        if self.spec.device == "cuda" and targets > self.pool.wanted:
+            gpus = (await asyncio.to_thread(ray.cluster_resources)).get("GPU", 0.0)
+            wanted = gpus_wanted(targets, placement.gpus_per_target, placement.gpus_per_drafter)
+            if wanted > gpus:
+                raise ValueError(f"targets: {targets} and the drafter want {wanted:g} GPUs, the cluster has {gpus:g}")
         before = self.pool.wanted
         self.pool.resize(targets)
         run.event("scaled", f"{before} -> {targets} targets at step {run.step}", targets=targets)
+        return {"before": before, "targets": targets, "step": run.step}
 
     async def reports(self, after: int, wait: float) -> dict[str, Any]:
         """Console lines from number `after` on; returns when there is one, the run has ended, or `wait` seconds have passed."""
@@ -258,17 +277,56 @@ class CoordinatorActor:
         steps = min(run.line.steps, last) if last else run.line.steps
         return {"step": run.step, "steps": steps, "finished": run.flow.next >= run.end}
 
+    def _questions(self) -> dict[str, tuple[Any, Any]]:
+        """Actor name -> (handle, the method that tells how it is) of every actor that is up."""
+        out = {t.name: (t.handle, t.handle.describe) for t in self.pool.targets.values() if t.handle is not None}
+        if self.consumer.drafter is not None:
+            out["drafter"] = (self.consumer.drafter, self.consumer.drafter.describe)
+        if self.batcher is not None:
+            out["batcher"] = (self.batcher, self.batcher.vitals)
+        return out
+
+    def _keep_asking(self) -> None:
+        def ended(task: asyncio.Task) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                error = task.exception()
+                self.run_state.event("vitals_ended", f"{type(error).__name__}: {first_line(error)}; training goes on without them")
+
+        task = asyncio.ensure_future(self.vitals.watch(self._status))
+        self.tasks.add(task)
+        task.add_done_callback(ended)
+
     async def status(self) -> dict[str, Any]:
         """Everything `jobs.status` shows, from memory: nobody is asked, so nobody can keep it waiting."""
+        return self._status()
+
+    def _actors(self) -> list[dict[str, Any]]:
+        """One line per actor: state, restarts, batches, tokens/s, and its vitals."""
+        drafter, batcher = self.consumer, self.batcher
+        rows = [
+            *self.pool.table(),
+            {
+                "name": "drafter",
+                "state": "starting" if drafter.drafter is None or not drafter.facts else "working",
+                "restarts": drafter.budget.total,
+                "batches": drafter.batches,
+                "tokens_per_second": drafter.tokens_per_second,
+            },
+            {"name": "batcher", "state": "starting" if batcher is None else "working", "restarts": self.batcher_budget.total},
+            {"name": "coordinator", "state": "working", "restarts": 0},
+        ]
+        return [{**row, **self.vitals.of(row["name"])} for row in rows]
+
+    def _status(self) -> dict[str, Any]:
         run = self.run_state
         if run is None or self.pool is None:
-            return {"state": "starting", **self._progress()}
-        flow = run.flow
+            return {"state": "starting", **self._progress(), "actors": [], "queues": {}, "last_step": {}}
+        flow, power = run.flow, self.vitals.power
         return {
             "state": "ended" if self.ended.is_set() else "stopping" if run.stop_reason else "running" if self.ready else "starting",
             **self._progress(),
-            "targets": self.pool.table(),
-            "drafter": {**self.consumer.facts, "restarts": self.consumer.budget.total},
+            "actors": self._actors(),
+            "power": {"watts": power.total, "budget_watts": power.config.budget_watts, "parked": flow.parked()},
             "queues": {
                 "q_pre": list(flow.queues().values()),
                 "ahead": flow.ahead,
@@ -295,6 +353,8 @@ class CoordinatorActor:
             "target_tokens_per_second": self.pool.tokens_per_second,
             "drafter_tokens_per_second": self.consumer.tokens_per_second,
             "padding_efficiency": run.meter.padding_efficiency,
+            "joules": run.meter.joules(run.now()) or None,
+            "tokens_per_joule": run.meter.tokens_per_joule(run.now()),
             "best_checkpoint": self.consumer.best_name,
             "best_validation_tau": self.consumer.best_tau,
             "set_aside": list(run.aside.values()),

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from actors.ray_metrics import RayMetrics
 from dflash_ray.flow import Flow
 from dflash_ray.line import Item, Line
 from dflash_ray.metrics import Meter
@@ -74,6 +75,15 @@ def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
     return error.cause if isinstance(error.cause, BaseException) else error
 
 
+@dataclass(frozen=True)
+class Crew:
+    """The classes that a run's actors are made of; a benchmark of the coordinator gives it others that answer at once."""
+
+    batcher: Any
+    target: Any
+    drafter: Any
+
+
 @dataclass
 class RunState:
     spec: RunSpec
@@ -83,6 +93,8 @@ class RunState:
     meter: Meter
     tracker: Tracker
     end: int  # the position at which this run stops: the end of the line, or of run.max_steps
+    crew: Crew
+    ray_metrics: RayMetrics
     pulse: Pulse = field(default_factory=Pulse)
     batches: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, tokens
     features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload

@@ -17,7 +17,6 @@ import ray
 from actors.consumer import Consumer
 from actors.placement import actor_options, name_taken
 from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
-from actors.target import TargetActor
 from dflash_ray.peer import Buffer
 from dflash_ray.restarts import RestartBudget
 
@@ -55,7 +54,9 @@ class TargetPool:
     def resize(self, count: int) -> None:
         """`count` targets from now on: new ones start, the last ones finish what they compute and leave."""
         self.wanted = count
+        parked = self.run.flow.parked()
         alive = [t for t in self.targets.values() if t.state in ("starting", "working", "waiting")]
+        alive.sort(key=lambda target: target.name in parked)  # those that do nothing leave first
         for target in alive[count:]:
             self._leave(target)
         for _ in range(count - len(alive)):
@@ -63,6 +64,23 @@ class TargetPool:
         if self.run.spec.config.flow.window is None:
             self.run.flow.resize(2 * count + 2)
         self.pump()
+
+    def park(self) -> str | None:
+        """The last target at work gets no more batches. Returns its name; None if it is the only one."""
+        at_work = [t.name for t in self.targets.values() if t.state == "working" and t.name not in self.run.flow.parked()]
+        if not at_work or not self.run.flow.park(at_work[-1]):
+            return None
+        self.targets[at_work[-1]].idle_since = None
+        return at_work[-1]
+
+    def wake(self) -> str | None:
+        """The first parked target gets batches again. Returns its name, if there is one."""
+        for name in self.run.flow.parked()[:1]:
+            self.run.flow.wake(name)
+            self.targets[name].idle_since = self.run.now()
+            self.pump()
+            return name
+        return None
 
     def _free_name(self) -> str:
         taken = {t.name for t in self.targets.values() if t.state != "gone"}
@@ -76,7 +94,7 @@ class TargetPool:
     async def _bring_up(self, target: Target) -> None:
         spec = self.run.spec
         try:
-            target.handle = TargetActor.options(**actor_options("target", target.name, spec)).remote(target.name, spec)
+            target.handle = self.run.crew.target.options(**actor_options("target", target.name, spec)).remote(target.name, spec)
             target.facts = await answer(target.handle.describe.remote(), target.name, "start", START_LIMIT)
             target.buffers = await self.consumer.connect(target.name, target.handle)
         except ActorLost as error:
@@ -111,14 +129,18 @@ class TargetPool:
         if target.handle is not None:
             ray.kill(target.handle)
         self._forget(target)
-        self.targets.pop(target.name, None)
+        self._remove(target)
         self.pump()
+
+    def _remove(self, target: Target) -> None:
+        if self.targets.get(target.name) is target:  # another one may have its name by now
+            del self.targets[target.name]
 
     def _died(self, target: Target, reason: str) -> None:
         """Takes the batch back and restarts the actor after a pause, if the budget allows."""
         run = self.run
         leaving = target.state in ("leaving", "gone")
-        if target.name in run.flow.targets:
+        if target.name in run.flow.targets and self.targets.get(target.name) is target:
             position = run.flow.lost(target.name)
             if position is not None:
                 self._count_failure(position, f"{target.name}: {reason}")
@@ -127,12 +149,12 @@ class TargetPool:
             target.handle = None
         self._forget(target)
         if leaving or run.failure is not None:
-            self.targets.pop(target.name, None)
+            self._remove(target)
             self.pump()
             return
         delay = target.budget.next_delay(run.now())
         if delay is None:
-            self.targets.pop(target.name, None)
+            self._remove(target)
             run.event("target_given_up", f"{target.name}: {reason}; its restarts of this hour are used up", actor=target.name)
             if not self.targets:
                 run.fail(RunFailed(f"no target is left: {target.name} was the last one ({reason})"))
@@ -193,7 +215,7 @@ class TargetPool:
         target.batches += 1
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
-        target.idle_since = run.now()
+        target.idle_since = None if target.name in run.flow.parked() else run.now()
         sent_ref, payload_ref = handle.send.remote(position)
         meta |= {"arrival": run.arrivals, "handle": handle, "needed": True}
         run.features[position] = (meta, payload_ref)
@@ -258,16 +280,15 @@ class TargetPool:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def table(self) -> list[dict[str, Any]]:
-        queues = self.run.flow.queues()
+        queues, parked = self.run.flow.queues(), self.run.flow.parked()
         return [
             {
                 "name": t.name,
-                "state": t.state,
+                "state": "parked" if t.name in parked else t.state,
                 "restarts": t.budget.total,
                 "batches": t.batches,
                 "tokens_per_second": t.tokens / t.seconds if t.seconds else 0.0,
                 "q_pre": queues.get(t.name, 0),
-                **t.facts,
             }
             for t in self.targets.values()
         ]

@@ -206,8 +206,29 @@ class GenerationConfig(Section):
 
 
 class TrackingConfig(Section):
-    kind: Literal["none", "wandb"] = Field("none", description="wandb: also to Weights & Biases; offline in the run folder without a key")
+    kind: Literal["none", "wandb", "tensorboard"] = Field(
+        "none", description="wandb: also to Weights & Biases, offline in the run folder without a key; tensorboard: files in the run folder"
+    )
     project: str = "dflash-ray"
+
+
+class PowerConfig(Section):
+    source: str = Field(
+        "nvml", pattern=r"^(nvml|none|file:.+)$", description="nvml: the GPUs' own sensors; file:PATH: lines of DEVICE WATTS; none"
+    )
+    budget_watts: float | None = Field(None, gt=0, description="above it targets are parked, one at a time; no device setting is changed")
+    wake_below: float = Field(0.9, gt=0, lt=1, description="a parked target wakes below this share of the budget")
+    every_seconds: float = Field(1.0, gt=0, description="how often power and the actors' memory are read")
+
+    @model_validator(mode="after")
+    def _readable(self) -> PowerConfig:
+        if self.budget_watts is not None and self.source == "none":
+            raise ValueError("budget_watts needs a source of watts; set source to nvml or file:PATH")
+        return self
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.source.removeprefix("file:")).expanduser() if self.source.startswith("file:") else None
 
 
 class CpuConfig(Section):
@@ -250,6 +271,7 @@ class Config(Section):
     validation: ValidationConfig = ValidationConfig()
     generation: GenerationConfig = GenerationConfig()
     tracking: TrackingConfig = TrackingConfig()
+    power: PowerConfig = PowerConfig()
     cpu: CpuConfig = CpuConfig()
     placement: PlacementConfig = PlacementConfig()
     hardware: HardwareConfig = HardwareConfig()

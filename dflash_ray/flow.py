@@ -11,6 +11,8 @@ From every state the run can finish as long as one target works: the lowest wait
 next position does not fit, the features furthest ahead are given up and computed again later. The end (`finished`), a failure
 (`starved`: no target is left) and "not yet" (neither) are three different things.
 
+A parked target gets nothing until it wakes; one always works: where the last one at work is lost, a parked one wakes by itself.
+
 In order means throughput <= window / (time of the slowest target's batch). A target slower than `slow_factor` times the median gets
 only positions so far ahead that it would not hold up the line.
 """
@@ -40,6 +42,7 @@ class TargetState:
     queue: deque[int] = field(default_factory=deque)  # handed, not started
     computing: int | None = None
     draining: bool = False
+    parked: bool = False
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds per token of the last batches
     speed: float | None = None  # their median
     batches: int = 0
@@ -113,7 +116,7 @@ class Flow:
     def waits_for_credit(self, name: str) -> bool:
         """`name` computes nothing although a batch is there for it."""
         target = self.targets[name]
-        return target.computing is None and not target.draining and (bool(target.queue) or self._lowest() is not None)
+        return target.computing is None and self._works(target) and (bool(target.queue) or self._lowest() is not None)
 
     # ---- batcher -----------------------------------------------------------------------------------------------------------
 
@@ -168,6 +171,7 @@ class Flow:
         if target.computing is None:
             self._remove(name)
             return True
+        self._keep_one_at_work()
         return False
 
     def lost(self, name: str) -> int | None:
@@ -180,6 +184,27 @@ class Flow:
             self._back_to_ready(position)
         self._remove(name)
         return position
+
+    def park(self, name: str) -> bool:
+        """`name` finishes what it computes and gets nothing more until it wakes. False: it is the only one at work and stays so."""
+        target = self.targets[name]
+        if not self._works(target) or sum(map(self._works, self.targets.values())) == 1:
+            return False
+        target.parked = True
+        self._give_back(target.queue)
+        self._free.pop(name, None)
+        self._find_slow()
+        return True
+
+    def wake(self, name: str) -> None:
+        target = self.targets[name]
+        target.parked = False
+        if target.computing is None:
+            self._free[name] = None
+        self._find_slow()
+
+    def parked(self) -> list[str]:
+        return [name for name, target in self.targets.items() if target.parked]
 
     def assign(self) -> list[tuple[str, int]]:
         """(target, position) pairs that start computing now. Also hands batches to the queues of busy targets."""
@@ -219,7 +244,8 @@ class Flow:
         if target.draining:
             self._remove(name)
             return True
-        self._free[name] = None
+        if not target.parked:
+            self._free[name] = None
         return False
 
     def failed(self, name: str, position: int) -> None:
@@ -231,7 +257,7 @@ class Flow:
         self._back_to_ready(position)
         if target.draining:
             self._remove(name)
-        else:
+        elif not target.parked:
             self._free[name] = None
 
     def set_aside(self, position: int) -> None:
@@ -321,7 +347,7 @@ class Flow:
 
     def _position_for_slow(self, name: str) -> int | None:
         """The lowest waiting position that the line will not reach before `name` has computed it."""
-        rates = [1 / t.speed for n, t in self.targets.items() if t.speed and n not in self._slow]
+        rates = [1 / t.speed for n, t in self.targets.items() if t.speed and not t.parked and n not in self._slow]
         fast_batch = 1 / sum(rates)  # seconds per token of all fast targets together
         slow = self.targets[name].speed
         best = None
@@ -352,7 +378,7 @@ class Flow:
             return
         for depth in range(self.queue_per_target):
             for name, target in self.targets.items():
-                if len(target.queue) > depth or target.draining or name in self._slow:
+                if len(target.queue) > depth or not self._works(target) or name in self._slow:
                     continue
                 while self._unhanded and self._state.get(self._unhanded[0]) != READY:
                     heapq.heappop(self._unhanded)
@@ -410,11 +436,21 @@ class Flow:
         return None
 
     def _find_slow(self) -> None:
-        speeds = [t.speed for t in self.targets.values() if t.speed is not None]
-        limit = self.slow_factor * median_low(speeds) if speeds else 0.0
-        self._slow = {n for n, t in self.targets.items() if t.speed is not None and t.speed > limit}
+        speeds = {name: t.speed for name, t in self.targets.items() if t.speed is not None and not t.parked}
+        limit = self.slow_factor * median_low(speeds.values()) if speeds else 0.0
+        self._slow = {name for name, speed in speeds.items() if speed > limit}
+
+    @staticmethod
+    def _works(target: TargetState) -> bool:
+        return not target.draining and not target.parked
 
     def _remove(self, name: str) -> None:
         self._free.pop(name, None)
         del self.targets[name]
+        self._keep_one_at_work()
         self._find_slow()
+
+    def _keep_one_at_work(self) -> None:
+        stay = [name for name in self.parked() if not self.targets[name].draining]
+        if stay and not any(map(self._works, self.targets.values())):
+            self.wake(stay[0])

@@ -42,18 +42,23 @@ class Meter:
 
     def __init__(self, total_tokens: int, window_seconds: float = 120.0):
         self.total_tokens, self.window_seconds = total_tokens, window_seconds
-        self._history: deque[tuple[float, int, int, float, float]] = deque()  # time, real, padded, drafter wait, target wait (sums)
+        self._history: deque[tuple[float, ...]] = deque()  # time, and sums: real, padded, drafter wait, target wait, joules
         self.done_tokens = 0
         self._steps = 0
         self._real = self._padded = 0
         self._drafter_wait = self._target_wait = 0.0
-        self._losses: deque[float] = deque(maxlen=51)
+        self._joules = 0.0
+        self._watts: tuple[float, float] | None = None  # clock and sum over all devices of the last reading; None: nobody measures
+        self._losses: deque[tuple[float, float]] = deque(maxlen=51)  # loss, mean document length
         self._smooth_loss = self._smooth_weight = 0.0
 
     def start(self, now: float) -> None:
         """Counting begins, also again after a pause that must not count."""
         self._history.clear()
-        self._history.append((now, self._real, self._padded, self._drafter_wait, self._target_wait))
+        self._history.append(self._sums(now))
+
+    def _sums(self, now: float) -> tuple[float, ...]:
+        return (now, self._real, self._padded, self._drafter_wait, self._target_wait, self.joules(now))
 
     def skip(self, tokens: int) -> None:
         """`tokens` of the total were trained before this process began."""
@@ -71,26 +76,44 @@ class Meter:
         """`seconds` of one of `targets` targets without a batch because of credit."""
         self._target_wait += seconds / max(targets, 1)
 
-    def step(self, now: float, real: int, padded: int) -> dict[str, float]:
-        """One step ended. Returns rates over the window: real_tokens_per_second, padded_tokens_per_second, drafter_wait, target_wait."""
+    def power(self, now: float, watts: float) -> None:
+        """All devices together take `watts` from now on."""
+        self._joules = self.joules(now)
+        self._watts = (now, watts)
+
+    def joules(self, now: float) -> float:
+        """Since the first reading."""
+        return self._joules + (self._watts[1] * (now - self._watts[0]) if self._watts else 0.0)
+
+    def tokens_per_joule(self, now: float) -> float | None:
+        """Real tokens trained by this process per joule; None where power is not measured."""
+        return self._real / joules if (joules := self.joules(now)) else None
+
+    def step(self, now: float, real: int, padded: int) -> dict[str, float | None]:
+        """One step ended. Returns rates over the window: real_tokens_per_second, padded_tokens_per_second, drafter_wait, target_wait,
+        watts and tokens_per_joule (both None where power is not measured)."""
         self._steps += 1
         self._real += real
         self.done_tokens += real
         self._padded += padded
         if self._steps == WARMUP_STEPS:
             self.start(now)
-        self._history.append((now, self._real, self._padded, self._drafter_wait, self._target_wait))
+        self._history.append(self._sums(now))
         while len(self._history) > 2 and now - self._history[1][0] > self.window_seconds:
             self._history.popleft()
         first = self._history[0]
         seconds = max(now - first[0], 1e-9)
         if len(self._history) < 2 or now == first[0]:
-            return {"real_tokens_per_second": 0.0, "padded_tokens_per_second": 0.0, "drafter_wait": 0.0, "target_wait": 0.0}
+            rates = ("real_tokens_per_second", "padded_tokens_per_second", "drafter_wait", "target_wait")
+            return dict.fromkeys(rates, 0.0) | {"watts": None, "tokens_per_joule": None}
+        joules = self._history[-1][5] - first[5]
         return {
             "real_tokens_per_second": (self._real - first[1]) / seconds,
             "padded_tokens_per_second": (self._padded - first[2]) / seconds,
             "drafter_wait": min((self._drafter_wait - first[3]) / seconds, 1.0),
             "target_wait": min((self._target_wait - first[4]) / seconds, 1.0),
+            "watts": joules / seconds if joules else None,
+            "tokens_per_joule": (self._real - first[1]) / joules if joules else None,
         }
 
     def smooth(self, loss: float, supervised: int) -> float:
@@ -99,11 +122,13 @@ class Meter:
         self._smooth_weight = 0.9 * self._smooth_weight + supervised
         return self._smooth_loss / self._smooth_weight if self._smooth_weight else loss
 
-    def spike(self, loss: float) -> float | None:
-        """How many times the rolling median this loss is, if that is too many."""
-        middle = median(self._losses) if len(self._losses) >= 10 else None
-        self._losses.append(loss)
-        return loss / middle if middle and loss > SPIKE_FACTOR * middle else None
+    def spike(self, loss: float, document_tokens: float) -> dict[str, float] | None:
+        """How many times the rolling median this loss is, if that is too many, and the median mean document length beside it: a jump
+        that comes from other lengths is to be seen as such."""
+        middle = median(one for one, _ in self._losses) if len(self._losses) >= 10 else None
+        usual = median(length for _, length in self._losses) if self._losses else document_tokens
+        self._losses.append((loss, document_tokens))
+        return {"factor": loss / middle, "usual_tokens": usual} if middle and loss > SPIKE_FACTOR * middle else None
 
     def eta_seconds(self, tokens_left: int, rate: float) -> float | None:
         return tokens_left / rate if rate > 0 else None
@@ -133,7 +158,7 @@ def console_line(record: dict[str, Any], total_steps: int) -> str:
     efficiency = record["real_tokens"] / record["padded_tokens"] if record["padded_tokens"] else 1.0
     parts = [
         f"step {record['step']:,}/{total_steps:,}",
-        f"loss {record['loss']:.3f} acc {_short(record['accuracy'], 2)} tau {record['tau']:.2f}",
+        f"loss {record['loss']:.3f} smooth {record['loss_smooth']:.3f} acc {_short(record['accuracy'], 2)} tau {record['tau']:.2f}",
         f"lr {record['lr']:.1e} noise {_short(record['noise_std'], 3)}",
         f"{thousands(record['real_tokens_per_second'])} Ktok/s real {thousands(record['padded_tokens_per_second'])} padded "
         f"(eff {100 * efficiency:.1f}%)",
@@ -141,8 +166,11 @@ def console_line(record: dict[str, Any], total_steps: int) -> str:
         f"q_pre={_list(record['q_pre'])} ahead={record['ahead']} q_hs=[{record['q_hs']}] "
         f"wait: drafter {100 * record['drafter_wait']:.0f}% targets {100 * record['target_wait']:.0f}%",
     ]
-    if record.get("watts") is not None:
-        parts.append(f"{record['watts'] / 1000:.2f} kW {record['tokens_per_joule']:.1f} tok/J")
+    if record["watts"] is not None:
+        parked = f" {record['parked']} parked" if record["parked"] else ""
+        parts.append(f"{record['watts'] / 1000:.2f} kW {record['tokens_per_joule']:.1f} tok/J{parked}")
+    if record["spike"] is not None:
+        parts.append(f"SPIKE {record['spike']:.1f} x the rolling median")
     parts.append(f"ETA {duration(record['eta_seconds'])}")
     return " | ".join(parts)
 
@@ -155,8 +183,14 @@ def _list(values: Sequence[int]) -> str:
     return "[" + " ".join(map(str, values)) + "]"
 
 
-def balance_advice(drafter_wait: float, target_wait: float, targets: int) -> str | None:
-    """A plain sentence with its arithmetic when one side waits for the other more than a tenth of the time."""
+def balance_advice(drafter_wait: float, target_wait: float, targets: int, parked: int = 0) -> str | None:
+    """A plain sentence with its arithmetic when one side waits for the other more than a tenth of the time. `targets` are at work,
+    `parked` more would be if power allowed."""
+    if drafter_wait > 0.10 and parked:
+        return (
+            f"targets are the bottleneck: drafter idle {100 * drafter_wait:.0f}%, and {_plural(parked, 'parked')} must wait for "
+            "power.budget_watts"
+        )
     if drafter_wait > 0.10 and drafter_wait >= target_wait:
         wanted = targets / (1 - min(drafter_wait, 0.9))
         more = max(1, round(wanted - targets))

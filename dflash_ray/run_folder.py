@@ -20,7 +20,8 @@ import yaml
 from dflash_ray.config import Config
 
 METRICS, VALIDATION, EVENTS, TRAINED = "metrics.jsonl", "validation.jsonl", "events.jsonl", "trained.jsonl"
-OURS = (METRICS, VALIDATION, EVENTS, TRAINED, "run.json", "config.yaml", "summary.json", "checkpoints", "export", "best.json", "wandb")
+OURS = (METRICS, VALIDATION, EVENTS, TRAINED, "run.json", "config.yaml", "summary.json", "checkpoints", "export", "best.json")
+OURS += ("wandb", "tensorboard")
 
 
 class RunFolder:

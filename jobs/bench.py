@@ -1,4 +1,5 @@
-"""Measure a part of training on this machine: `python -m jobs.bench target|drafter|transport|pipeline [--shape NAME] [--json OUT]`.
+"""Measure a part of training on this machine: `python -m jobs.bench PART [--shape NAME] [--json OUT]`; PART is one of target, drafter,
+coordinator, transport and pipeline.
 
 Each part is a job of its own and has its own `--help`. All run on a CPU too, with a tiny shape.
 """
@@ -10,7 +11,7 @@ import sys
 
 from jobs import cli
 
-PARTS = ("target", "drafter", "transport", "pipeline")
+PARTS = ("target", "drafter", "coordinator", "transport", "pipeline")
 
 
 def main(argv: list[str]) -> int:

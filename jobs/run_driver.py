@@ -22,9 +22,10 @@ from actors.coordinator import CoordinatorActor
 from actors.placement import actor_options, gpus_wanted
 from actors.run_state import cause_of, first_line
 from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
-from dflash_ray.config import Config
+from dflash_ray.config import Config, merge, validate
 from dflash_ray.doctor.checks import gpu_uses, quick_findings, refuse_blockers
 from dflash_ray.environment import environment
+from dflash_ray.power import read_watts
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec, check_data, resolve
 from jobs.cli import Stopped, under_job_submit
@@ -55,6 +56,7 @@ def prepare(config: Config) -> RunPlan:
     check_data(early)
     for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
         print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
+    config = _check_power(config)
     connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
@@ -72,12 +74,26 @@ def prepare(config: Config) -> RunPlan:
 def _refuse_relative_paths(config: Config) -> None:
     if not under_job_submit():
         return
-    for key, path in (("run.dir", config.run.dir), ("data.path", config.data.path), ("target.path", config.target.path)):
+    paths = {"run.dir": config.run.dir, "data.path": config.data.path, "target.path": config.target.path}
+    for key, path in (paths | {"power.source": config.power.file}).items():
         if path is not None and not Path(path).expanduser().is_absolute():
             raise ValueError(
                 f"{key}: {path} is relative, and under `ray job submit` the job runs in a temporary copy of the working directory; "
                 "give an absolute path that every node sees"
             )
+
+
+def _check_power(config: Config) -> Config:
+    """With the file of watts readable, and found from whatever folder an actor runs in."""
+    if config.power.file is None:
+        return config
+    try:
+        read_watts(config.power.file)
+    except OSError as error:
+        raise ValueError(f"power.source: {config.power.file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"power.source: {error}") from None
+    return validate(merge(config.as_dict(), {"power": {"source": f"file:{config.power.file.absolute()}"}}))
 
 
 def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
@@ -125,6 +141,8 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
         "ray_address": ray.get_runtime_context().gcs_address,
         "namespace": spec.namespace,
         "coordinator": "coordinator",
+        "actors": ["coordinator", "batcher", "drafter", *(f"target-{i}" for i in range(spec.config.targets))],
+        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),  # another shell needs it to speak to this Ray
         "pid": os.getpid(),
         "node": socket.gethostname(),
         "started": time.time(),

@@ -123,3 +123,13 @@ def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
     finally:
         end(process)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def pause(pid: int) -> Iterator[None]:
+    """A process that hangs for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

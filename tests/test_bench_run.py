@@ -1,4 +1,4 @@
-"""The transport and pipeline benchmarks run anywhere, on real actors, and write what they say."""
+"""The transport, pipeline and coordinator benchmarks run anywhere, on real actors, and write what they say."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jobs import bench_pipeline, bench_transport
+from jobs import bench_coordinator, bench_pipeline, bench_transport
 from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.ray
@@ -43,9 +43,20 @@ def test_pipeline(tmp_path):
         assert run["summary"]["steps"] > run["run"]["steps"] >= 3 and run["summary"]["topology"] == "1-1"
 
 
+def test_coordinator(tmp_path):
+    out = tmp_path / "coordinator.json"
+    done = run_job("coordinator", "--targets", "2", "--batches", "800", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    flow, coordinator = json.loads(out.read_text())["rows"]
+    assert flow["name"] == "flow, 256 targets" and flow["batches_per_second"] > 0
+    assert coordinator["name"] == "coordinator, 2 targets" and 0 < coordinator["batches"] <= 600
+    assert coordinator["batches_per_second"] > 0 and coordinator["cpu_ms_per_batch"] > 0 and coordinator["slowest_status_ms"] > 0
+
+
 @pytest.mark.parametrize(
     ("job", "argv", "says"),
     [
+        (bench_coordinator, ["--batches", "100"], "--batches 100: give at least 400"),
         (bench_transport, ["--tokens", "0"], "--tokens: 0 is too few"),
         (bench_transport, ["--messages", "1"], "--messages: 1 is too few"),
         (bench_pipeline, ["--seconds", "0"], "--seconds: 0 is no time"),

@@ -50,8 +50,24 @@ class FlowMachine(RuleBasedStateMachine):
     def assign(self):
         for name, position in self.flow.assign():
             assert name not in self.running and position not in self.running.values()
+            assert name in self.at_work()
             assert position < self.flow.next + self.flow.window
             self.running[name] = position
+
+    @precondition(lambda self: self.flow.targets)
+    @rule(data=st.data())
+    def target_is_parked(self, data):
+        name = data.draw(st.sampled_from(sorted(self.flow.targets)))
+        at_work = self.at_work()
+        assert self.flow.park(name) == (name in at_work and len(at_work) > 1)
+
+    @precondition(lambda self: self.flow.parked())
+    @rule(data=st.data())
+    def target_wakes(self, data):
+        self.flow.wake(data.draw(st.sampled_from(self.flow.parked())))
+
+    def at_work(self):
+        return [n for n, t in self.flow.targets.items() if not t.parked and not t.draining]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), seconds=st.floats(0.01, 100))
@@ -129,6 +145,8 @@ class FlowMachine(RuleBasedStateMachine):
         assert sorted(handed) == [p for p, s in states.items() if s == HANDED]
         assert all(len(target.queue) <= flow.queue_per_target for target in flow.targets.values())
         assert sum(s == STAGED for s in states.values()) <= 2
+        assert not any(flow.targets[name].queue for name in flow.parked())
+        assert self.at_work() or all(target.draining for target in flow.targets.values())
 
     @invariant()
     def in_order_and_once(self):

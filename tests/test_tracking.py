@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from dflash_ray.config import load_config
-from dflash_ray.tracking import Tracker
+from dflash_ray.tracking import QUEUE, Tracker
 
 
 def tracked(folder: Path, records: int, monkeypatch, **env: str) -> list[str]:
@@ -39,3 +43,56 @@ def test_none_tracks_nothing(tmp_path):
     tracker.log("train", {"step": 1})
     tracker.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_files_hold_every_number(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    said: list[str] = []
+    tracker = Tracker(load_config(flags=["--tracking.kind", "tensorboard"]), tmp_path, said.append)
+    for step in range(1, 6):
+        tracker.log("train", {"step": step, "loss": 1.0 / step, "q_pre": [1, 1], "watts": None})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["train/loss"] and not said
+    assert [(event.step, round(event.value, 4)) for event in events.Scalars("train/loss")] == [(n, round(1 / n, 4)) for n in range(1, 6)]
+
+
+def test_a_service_that_hangs_is_told_once_and_holds_up_nobody(tmp_path, monkeypatch):
+    """The server takes the connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        said = tracked(tmp_path, 2 * QUEUE, monkeypatch, WANDB_API_KEY="a" * 40, WANDB_BASE_URL=address)
+    assert len(said) == 1 and "takes no more records" in said[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB, where the machine allows one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no small disk can be made here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread dies of it
+@pytest.mark.parametrize("kind", ["wandb", "tensorboard"])
+def test_a_full_disk_is_told_and_holds_up_nobody(small_disk, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with (small_disk / "ballast").open("wb") as file:
+        try:
+            file.write(bytes(4 * 2**20))
+            file.flush()
+        except OSError:
+            pass
+    said: list[str] = []
+    tracker = Tracker(load_config(flags=["--tracking.kind", kind]), small_disk, said.append)
+    for step in range(1, 50):
+        tracker.log("train", {"step": step, "loss": 1.0 / step})
+    tracker.close()
+    assert "training goes on" in said[-1] and kind in said[-1]
