@@ -15,9 +15,11 @@ from typing import Any
 import ray
 
 from actors.connect import connect
-from actors.placement import actor_options, name_taken
-from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from actors.failures import count_failure
+from actors.placement import start
+from actors.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
+from dflash_ray.deadline import Deadline
 from dflash_ray.flow import ASIDE, STAGED
 from dflash_ray.metrics import StepTally, balance_advice, console_line
 from dflash_ray.peer import Buffer, PeerError
@@ -25,9 +27,8 @@ from dflash_ray.restarts import RestartBudget
 from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION
 
 START_LIMIT = 1800.0
-CALL_LIMIT = 3600.0  # one micro-step, step, snapshot or checkpoint write
-TOO_MANY_BAD_FEATURES = 3
-LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError)  # of the sender, on the way
+CALL_LIMIT = 1800.0  # one micro-step, step, snapshot or checkpoint write, until some are measured
+RESTART_LEAST = 120.0
 
 
 class Consumer:
@@ -48,6 +49,9 @@ class Consumer:
         self.last_checkpoint = run.now()
         self.checkpoint_step: int | None = None
         self.writing: asyncio.Task | None = None
+        self.written_step = 0  # of the newest checkpoint on disk
+        self.not_written = ""  # why a later one is not
+        self._deadlines: dict[str, Deadline] = {}
         self.step_began = run.now()
         self.batches = 0
         self._tokens, self._seconds = 0, 0.0  # of micro-steps and optimizer steps
@@ -56,23 +60,46 @@ class Consumer:
 
     # ---- the drafter's life --------------------------------------------------------------------------------------------------
 
+    async def begin(self, resume: Path | None) -> int:
+        """`bring_up`, again and again if the drafter dies while it starts."""
+        while True:
+            try:
+                return await self.bring_up(resume)
+            except CouldNotStart as error:
+                raise error.failure() from None
+            except ActorLost as error:
+                await self._bury(error)
+
     async def bring_up(self, resume: Path | None) -> int:
         """Starts the drafter, restores `resume` if given, and returns the next batch."""
         spec = self.run.spec
         self.up = False
-        self.drafter = self.run.crew.drafter.options(**actor_options("drafter", "drafter", spec)).remote(spec, self.total_steps)
+        self.drafter = start(self.run.crew.drafter, "drafter", "drafter", spec, spec, self.total_steps)
         try:
-            self.facts = await answer(self.drafter.describe.remote(), "drafter", "start", START_LIMIT)
+            self.facts = await self._timed(self.drafter.describe.remote(), "start")
+            await self._call(self.drafter.rehearse.remote(self.run.most_tokens, self.run.most_anchors), "rehearsal", what=self.run.largest)
             self.up = True
             if resume is None:
                 return 0
-            meta = await answer(self.drafter.load.remote(resume), "drafter", f"load {resume}", START_LIMIT)
+            meta = await self._timed(self.drafter.load.remote(resume), "load")
         except ray.exceptions.RayTaskError as error:
             cause = cause_of(error)
             raise (cause if isinstance(cause, ValueError) else RunFailed(f"the drafter could not start: {first_line(cause)}")) from None
         self._adopt(meta)
         self.resumed = meta
         return meta["next_batch"]
+
+    async def _timed(self, call: ray.ObjectRef, kind: str, size: int = 1, what: str = "") -> Any:
+        """The drafter's answer; how long it may take follows from how long earlier calls of this `kind` took per `size`."""
+        flow = self.run.spec.config.flow
+        if kind in ("start", "load"):
+            deadline = self._deadlines.setdefault(kind, Deadline(START_LIMIT, RESTART_LEAST, flow.deadline_factor))
+        else:
+            deadline = self._deadlines.setdefault(kind, Deadline(CALL_LIMIT, flow.deadline_min_seconds, flow.deadline_factor))
+        began = self.run.now()
+        value = await answer(call, "drafter", what or kind, deadline.limit(size))
+        deadline.took(self.run.now() - began, size)
+        return value
 
     async def connect(self, name: str, target: Any) -> list[Buffer]:
         """Decides, once the drafter is up, which way the features of a target travel. Returns the buffers to `forget` with it."""
@@ -85,23 +112,17 @@ class Consumer:
 
     def _adopt(self, meta: dict[str, Any]) -> None:
         self.run.step = meta["step"]
-        self.run.aside = {entry["batch"]: entry for entry in meta["set_aside"]}
+        # what was set aside after the checkpoint stays so, else a rewind would change what is trained
+        self.run.aside = {entry["batch"]: entry for entry in meta["set_aside"]} | self.run.aside
         self.best_tau, self.best_name = meta["best_tau"], meta["best_name"]
-        self.checkpoint_step = meta["step"]
+        self.checkpoint_step = self.written_step = meta["step"]
+        self.not_written = ""
 
     async def _restore(self, error: ActorLost) -> None:
         """A dead drafter: a new one, from the newest whole checkpoint, and the line goes back with it."""
         run = self.run
         while True:
-            delay = self.budget.next_delay(run.now())
-            if delay is None:
-                raise RunFailed(f"{error}; the drafter's restarts of this hour are used up")
-            run.event("drafter_restart", f"{error}; restarting in {delay:.1f} s", actor="drafter")
-            if self.drafter is not None:
-                ray.kill(self.drafter)
-                self.drafter = None
-            await self._finish_writing()
-            await asyncio.sleep(max(delay, 0.5))
+            await self._bury(error)
             remove_leftovers(run.folder.checkpoints)
             checkpoint, refused = await asyncio.to_thread(newest_whole, run.folder.checkpoints)
             for line in refused:
@@ -112,10 +133,6 @@ class Consumer:
                 break
             except ActorLost as again:
                 error = again
-            except ValueError as taken:
-                if not name_taken(taken):
-                    raise
-                error = ActorLost(first_line(taken))
         if path is None:
             self._adopt({"step": 0, "set_aside": list(run.aside.values()), "best_tau": None, "best_name": None})
         self.tally, self.trained, self.validation, self.staged = StepTally(), [], [], {}
@@ -124,6 +141,18 @@ class Consumer:
         run.meter.start(run.now())
         run.event("rewound", f"the drafter is back at step {run.step}, the line at batch {next_batch}", batch=next_batch)
         self.pump()
+
+    async def _bury(self, error: ActorLost) -> None:
+        """Makes sure that the drafter is dead, and waits until the next one may start. RunFailed when the hour's restarts are used up."""
+        delay = self.budget.next_delay(self.run.now())
+        if delay is None:
+            raise RunFailed(f"{error}; the drafter's restarts of this hour are used up")
+        self.run.death("drafter_restart", f"{error}; restarting in {delay:.1f} s", "drafter")
+        if self.drafter is not None:
+            ray.kill(self.drafter)
+            self.drafter, self.up = None, False
+        await self._finish_writing()
+        await asyncio.sleep(max(delay, 0.5))  # a killed process may still be renaming what it wrote
 
     # ---- the loop ------------------------------------------------------------------------------------------------------------
 
@@ -134,7 +163,9 @@ class Consumer:
             stager.add_done_callback(lambda _: self.run.pulse.beat())
             try:
                 await self._walk(stager)
-                return
+                if await self._finish_writing() is None:
+                    return
+                raise ActorLost(self.not_written)  # it died while it wrote the last checkpoint
             except ActorLost as error:
                 await self._stop(stager)
                 await self._restore(error)
@@ -151,14 +182,15 @@ class Consumer:
         while True:
             await run.until(lambda: (position := flow.to_stage()) is not None and position < run.end)
             position = flow.to_stage()
-            _, tokens_ref = run.batches[position]
+            facts, tokens_ref = run.batches[position]
             meta, payload_ref = run.features[position]
             told = {"layer_ids": meta["layer_ids"]}
             call = self.drafter.stage.remote(position, tokens_ref, told, payload_ref)
             del payload_ref
             problem, lost = None, None
             try:
-                problem = await answer(call, "drafter", f"stage of batch {run.item(position).number}", CALL_LIMIT)
+                number = run.item(position).number
+                problem = await self._timed(call, "stage", facts["tokens"], f"stage of batch {number}")
             except ray.exceptions.RayTaskError as error:
                 unreachable = isinstance(cause_of(error), PeerError)
                 if not unreachable and not isinstance(error, LOST):
@@ -175,6 +207,7 @@ class Consumer:
                 flow.unusable(position)
             elif problem is None:
                 flow.staged(position)
+                run.failures.pop(position, None)  # computed, arrived and looked at: whatever befell it had nothing to do with it
                 self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
                 del run.features[position]
             else:
@@ -183,12 +216,9 @@ class Consumer:
 
     def _refuse(self, position: int, target: str, problem: str) -> None:
         """Features that are not what was asked for: computed again, but not for ever."""
-        run, number = self.run, self.run.item(position).number
-        run.event("bad_features", f"batch {number} from {target}: {problem}", actor=target)
-        run.failures[position] = run.failures.get(position, 0) + 1
-        if run.failures[position] >= TOO_MANY_BAD_FEATURES:
-            raise RunFailed(f"batch {number}: features unusable {TOO_MANY_BAD_FEATURES} times: {problem}")
-        run.flow.unusable(position)
+        self.run.event("bad_features", f"batch {self.run.item(position).number} from {target}: {problem}", actor=target)
+        self.run.flow.unusable(position)
+        count_failure(self.run, position, f"{target}: {problem}")
 
     async def _walk(self, stager: asyncio.Task) -> None:
         run, flow = self.run, self.run.flow
@@ -223,15 +253,16 @@ class Consumer:
         if stager.done() and flow.state(position) not in (STAGED, ASIDE):
             stager.result()  # raises what ended it
 
-    async def _call(self, call: ray.ObjectRef, what: str) -> Any:
+    async def _call(self, call: ray.ObjectRef, kind: str, size: int = 1, what: str = "") -> Any:
         try:
-            return await answer(call, "drafter", what, CALL_LIMIT)
+            return await self._timed(call, kind, size, what)
         except ray.exceptions.RayTaskError as error:
-            raise RunFailed(f"drafter, {what}: {first_line(cause_of(error))}") from error
+            raise RunFailed(f"drafter, {what or kind}: {first_line(cause_of(error))}") from error
 
     async def _train(self, position: int, item: Any) -> None:
         run = self.run
-        seconds = await self._call(self.drafter.train.remote(position), f"batch {item.number}")
+        tokens = run.batches[position][0]["tokens"]
+        seconds = await self._call(self.drafter.train.remote(position), "train", tokens, f"batch {item.number}")
         facts, _ = run.batches.pop(position)
         self.batches += 1
         self._tokens += facts["tokens"]
@@ -242,7 +273,8 @@ class Consumer:
         self.trained.append({"batch": item.number, "step": item.step + 1, "sample_ids": facts["sample_ids"], **made})
 
     async def _validate(self, position: int) -> None:
-        self.validation.append(await self._call(self.drafter.evaluate.remote(position), "validation"))
+        tokens = self.run.batches[position][0]["tokens"]
+        self.validation.append(await self._call(self.drafter.evaluate.remote(position), "validation", tokens))
         self.run.batches.pop(position)
         self.staged.pop(position)
         self.run.flow.done(position)
@@ -253,7 +285,7 @@ class Consumer:
         """Optimizer step `step` (0-based) is due: in all files it is number step + 1."""
         run = self.run
         began = run.now()
-        metrics = await self._call(self.drafter.step.remote(step), f"step {step + 1}")
+        metrics = await self._call(self.drafter.step.remote(step), "step", what=f"step {step + 1}")
         run.step = step + 1
         now = run.now()
         self._seconds += now - began
@@ -284,8 +316,8 @@ class Consumer:
         }
         self.step_began = now
         trained, self.trained = self.trained, []
-        run.folder.append(TRAINED, *trained)
-        run.folder.append(METRICS, record)
+        run.append(TRAINED, *trained)
+        run.append(METRICS, record)
         run.tracker.log("train", record)
         run.ray_metrics.step(record)
         run.say(console_line(record, self.total_steps))
@@ -317,7 +349,7 @@ class Consumer:
         if not sums:
             return
         metrics = await self._call(self.drafter.combine.remote(sums), "validation metrics")
-        run.folder.append(VALIDATION, {"step": step, **metrics})
+        run.append(VALIDATION, {"step": step, **metrics})
         run.tracker.log("validation", {"step": step, **metrics})
         run.say(f"validation at step {step}: tau {metrics['tau']:.3f} loss {metrics['loss']:.3f} acc {metrics['accuracy']:.3f}")
         if self.best_tau is None or metrics["tau"] > self.best_tau:
@@ -357,26 +389,33 @@ class Consumer:
         self.checkpoint_step, self.last_checkpoint = run.step, run.now()
         self.writing = asyncio.ensure_future(self._write(meta, reason))
 
-    async def _write(self, meta: dict[str, Any], reason: str) -> None:
+    async def _write(self, meta: dict[str, Any], reason: str) -> ActorLost | None:
+        """Returns what the drafter's death says, if it died of it; the walk notices it too, unless it has ended."""
         run, began = self.run, self.run.now()
-        call = self.drafter.write.remote(run.folder.checkpoints, meta)
         try:
-            path = await answer(call, "drafter", "checkpoint", CALL_LIMIT)
-        except ActorLost:
-            return  # the walk notices the death itself
-        except ray.exceptions.RayTaskError as error:
-            cause = cause_of(error)
-            run.event("checkpoint_failed", f"step {meta['step']}: {first_line(cause)}; training goes on, the last good one stays")
-            return
+            await asyncio.to_thread(run.folder.sync)  # a checkpoint counts on the lines before it
+            path = await self._timed(self.drafter.write.remote(run.folder.checkpoints, meta), "checkpoint")
+        except ActorLost as error:
+            self.not_written = str(error)
+            return error
+        except (ray.exceptions.RayTaskError, OSError) as error:
+            cause = cause_of(error) if isinstance(error, ray.exceptions.RayTaskError) else error
+            self.not_written = first_line(cause)
+            run.event("checkpoint_failed", f"step {meta['step']}: {self.not_written}; training goes on, the last good one stays")
+            return None
+        self.written_step, self.not_written = meta["step"], ""
         run.event("checkpoint", f"step {meta['step']} ({reason})", path=path, seconds=run.now() - began)
         await asyncio.to_thread(prune, run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
         if self.best_name == Path(path).name:
-            run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau})
+            try:
+                run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau})
+            except OSError as error:
+                run.event("best_not_written", f"{self.best_name}: {error.strerror}")
+        return None
 
-    async def _finish_writing(self) -> None:
-        if self.writing is not None:
-            await asyncio.gather(self.writing, return_exceptions=True)
-            self.writing = None
+    async def _finish_writing(self) -> ActorLost | None:
+        writing, self.writing = self.writing, None
+        return await writing if writing is not None else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -384,4 +423,10 @@ class Consumer:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     async def close(self) -> None:
+        """At the end. RunFailed if the state of the last step is on no disk."""
         await self._finish_writing()
+        if self.written_step != self.run.step:
+            raise RunFailed(
+                f"the checkpoint of step {self.run.step} could not be written: {self.not_written}; the last good one is of step "
+                f"{self.written_step}"
+            )

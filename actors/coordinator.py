@@ -12,13 +12,16 @@ import ray
 from actors.batcher import BatcherActor
 from actors.consumer import Consumer
 from actors.drafter import DrafterActor
-from actors.placement import actor_options, gpus_wanted, hide_gpus
+from actors.failures import earlier_set_aside
+from actors.placement import environment, gpus_wanted, hide_gpus, start
 from actors.power import PowerWatch
 from actors.ray_metrics import RayMetrics
-from actors.run_state import ActorLost, Crew, RunFailed, RunState, answer, cause_of, first_line
+from actors.run_state import ActorLost, CouldNotStart, Crew, RunFailed, RunState, answer, cause_of, first_line
 from actors.target import TargetActor
 from actors.targets import TargetPool
 from actors.vitals import Vitals
+from dflash_ray.checkpoint import remove_leftovers
+from dflash_ray.deadline import Deadline
 from dflash_ray.flow import Flow
 from dflash_ray.line import Line
 from dflash_ray.metrics import Meter
@@ -30,6 +33,7 @@ from dflash_ray.tracking import Tracker
 STORE_SHARE = 0.7  # of the object store may be features in flight
 START_LIMIT = 1800.0
 FETCH_LIMIT = 300.0
+LOCK_PATIENCE = 60.0  # seconds for the actors of a killed driver to end
 CREW = Crew(BatcherActor, TargetActor, DrafterActor)
 
 
@@ -44,6 +48,8 @@ class CoordinatorActor:
         self.batcher: Any = None
         self.vitals: Vitals | None = None
         self.batcher_budget = RestartBudget(spec.config.flow.restarts_per_hour)
+        flow = spec.config.flow
+        self.fetching = Deadline(FETCH_LIMIT, flow.deadline_min_seconds, flow.deadline_factor)
         self.early_stop: str | None = None
         self.ready = False  # every actor but the targets is up, the flow may move
         self.ended = asyncio.Event()
@@ -70,6 +76,8 @@ class CoordinatorActor:
             return self._summary(time.time() - began, run)
         except ActorLost as error:
             raise RunFailed(str(error)) from None
+        except OSError as error:
+            raise RunFailed(f"run folder {self.spec.run_dir}: {error.strerror or error}") from None
         finally:
             if self.pool is not None:
                 self.pool.close()
@@ -82,7 +90,6 @@ class CoordinatorActor:
 
     async def _start(self) -> RunState:
         spec = self.spec
-        await self._start_batcher()
         plan = await self._plan()
         config = spec.config
         line = Line(plan["batches"], config.train.batches_per_step, config.validation.every_steps, plan["validation_batches"])
@@ -98,10 +105,13 @@ class CoordinatorActor:
             slow_factor=config.flow.slow_factor,
         )
         folder, told = RunFolder(spec.run_dir), self._later
+        await self._lock(folder)
         folder.create(config, self.facts)
+        remove_leftovers(folder.checkpoints)
         meter, tracker, metrics = Meter(plan["tokens"]), Tracker(config, folder.path, told), RayMetrics(config.run.name)
         run = self.run_state = RunState(spec, folder, line, flow, meter, tracker, end, self.crew, metrics)
         run.feature_slot_bytes = plan["most_tokens"] * spec.shape.features * spec.feature_bytes
+        run.most_tokens, run.most_anchors = plan["most_tokens"], plan["most_anchors"]
         run.stop_reason = self.early_stop
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
@@ -113,7 +123,10 @@ class CoordinatorActor:
             f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
             f"starting {config.targets} targets and 1 drafter on {spec.device}"
         )
-        starting = asyncio.ensure_future(self.consumer.bring_up(self.resume))
+        run.say("environment of every actor: " + " ".join(f"{name}={value}" for name, value in sorted(environment(spec).items())))
+        if self.resume is not None:
+            run.aside = earlier_set_aside(run)
+        starting = asyncio.ensure_future(self.consumer.begin(self.resume))
         self.pool.resize(config.targets)
         next_batch = await starting
         self._check_identity(identity)
@@ -128,6 +141,14 @@ class CoordinatorActor:
         self.ready, self.pool.flow_since = True, run.now()
         self.pump()
         return run
+
+    async def _lock(self, folder: RunFolder) -> None:
+        """Two runs must never write one folder, also where the first one is only about to end."""
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while not folder.lock():
+            if time.monotonic() > deadline:
+                raise ValueError(f"run.dir: another run writes to {folder.path}; stop it first, or choose another folder")
+            await asyncio.sleep(0.5)
 
     def _check_identity(self, mine: dict[str, Any]) -> None:
         """A checkpoint continues only the run it was made by: the same data, plan and seed."""
@@ -156,48 +177,63 @@ class CoordinatorActor:
                 f"flow.window_bytes: {wanted / 1e6:,.0f} MB is more than {STORE_SHARE:g} of the object store "
                 f"({self.store_bytes / 1e6:,.0f} MB = {room / 1e6:,.0f} MB usable); lower it or enlarge the store (/dev/shm)"
             )
+        window = self.spec.config.flow.window
+        if window is not None and window * largest > wanted:
+            raise ValueError(
+                f"flow.window: {window:,} batches x {largest / 1e6:,.1f} MB ({tokens:,} tokens x {self.spec.shape.features:,} features "
+                f"x {self.spec.feature_bytes} B) = {window * largest / 1e6:,.0f} MB, and {wanted / 1e6:,.0f} MB may be in flight; "
+                "lower it, or enlarge the store (/dev/shm) or flow.window_bytes"
+            )
         return wanted
 
     # ---- batcher -------------------------------------------------------------------------------------------------------------
 
-    async def _start_batcher(self) -> None:
-        self.batcher = self.crew.batcher.options(**actor_options("batcher", "batcher", self.spec)).remote(self.spec)
-
     async def _plan(self) -> dict[str, Any]:
-        try:
-            return await answer(self.batcher.describe.remote(), "batcher", "the plan", START_LIMIT)
-        except ray.exceptions.RayTaskError as error:
-            cause = cause_of(error)
-            raise (cause if isinstance(cause, ValueError) else RunFailed(f"batcher: {first_line(cause)}")) from None
+        """Starts the batcher, again and again if it dies while it plans."""
+        while True:
+            batcher = start(self.crew.batcher, "batcher", "batcher", self.spec, self.spec)
+            try:
+                plan = await answer(batcher.describe.remote(), "batcher", "the plan", START_LIMIT)
+                self.batcher = batcher
+                return plan
+            except CouldNotStart as error:
+                raise error.failure() from None
+            except ActorLost as error:
+                await self._bury_batcher(batcher, error)
+            except ray.exceptions.RayTaskError as error:
+                cause = cause_of(error)
+                raise (cause if isinstance(cause, ValueError) else RunFailed(f"batcher: {first_line(cause)}")) from None
 
     async def _fetch(self, position: int) -> None:
         run, item = self.run_state, self.run_state.item(position)
-        await run.until(lambda: self.batcher is not None)
-        batcher = self.batcher
-        meta_ref, tokens_ref = batcher.batch.remote(item.kind, item.number)
-        try:
-            meta = await answer(meta_ref, "batcher", f"batch {item.number}", FETCH_LIMIT)
-        except ActorLost as error:
-            if self.batcher is batcher:
-                await self._replace_batcher(error)
-            await self._fetch(position)
-            return
-        except ray.exceptions.RayTaskError as error:
-            raise RunFailed(f"batcher, {item.kind} batch {item.number}: {first_line(cause_of(error))}") from None
+        while True:
+            await run.until(lambda: self.batcher is not None)
+            batcher, began = self.batcher, run.now()
+            meta_ref, tokens_ref = batcher.batch.remote(item.kind, item.number)
+            try:
+                meta = await answer(meta_ref, "batcher", f"batch {item.number}", self.fetching.limit())
+                break
+            except ActorLost as error:
+                if self.batcher is batcher:
+                    self.batcher = None
+                    await self._bury_batcher(batcher, error)
+                    await self._plan()
+                    self.pump()
+            except ray.exceptions.RayTaskError as error:
+                raise RunFailed(f"batcher, {item.kind} batch {item.number}: {first_line(cause_of(error))}") from None
+        self.fetching.took(run.now() - began)
         if run.flow.ready(position, self.spec.message_bytes(meta["tokens"], meta["anchors"]), meta["tokens"]):
             run.batches[position] = (meta, tokens_ref)
         self.pump()
 
-    async def _replace_batcher(self, error: ActorLost) -> None:
-        delay = self.batcher_budget.next_delay(self.run_state.now())
+    async def _bury_batcher(self, dead: Any, error: ActorLost) -> None:
+        delay = self.batcher_budget.next_delay(time.monotonic())
         if delay is None:
             raise RunFailed(f"{error}; the batcher's restarts of this hour are used up")
-        dead, self.batcher = self.batcher, None
-        self.run_state.event("batcher_restart", str(error), actor="batcher")
+        if self.run_state is not None:
+            self.run_state.death("batcher_restart", str(error), "batcher")
         ray.kill(dead)
-        await asyncio.sleep(max(delay, 0.5))
-        await self._start_batcher()
-        self.pump()
+        await asyncio.sleep(delay)
 
     # ---- the pump ------------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
 from dflash_ray.draft.trainer import FeatureError, Staged
 from dflash_ray.peer import Buffer, see_all_gpus
 from dflash_ray.processes import facts, set_threads
+from dflash_ray.rehearsal import rehearse_drafter
 from dflash_ray.setup import RunSpec, make_trainer
 from dflash_ray.transport import Payload, Receiver, Remote
 
@@ -44,6 +45,12 @@ class DrafterActor:
     @ray.method(concurrency_group="ask")
     def describe(self) -> dict[str, Any]:
         return facts()
+
+    @ray.method(concurrency_group="train")
+    def rehearse(self, tokens: int, anchors: int) -> None:
+        """One micro-step at the run's largest sizes; what does not fit fails here and not hours later."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        rehearse_drafter(self.trainer, tokens, anchors)
 
     @ray.method(concurrency_group="stage")
     def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> str | None:
@@ -124,6 +131,8 @@ class DrafterActor:
     def load(self, path: Path) -> dict[str, Any]:
         """Restores the state of a checkpoint. Returns its meta."""
         checkpoint = read_checkpoint(path)
+        if "trainer" not in checkpoint.meta:
+            raise ValueError(f"checkpoint {path}: meta.json has no trainer; it was not written by this trainer")
         self.trainer.load_state_dict(checkpoint.tensors(), checkpoint.meta["trainer"])
         self._staged.clear()
         self._sums = Counter()

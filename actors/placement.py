@@ -8,14 +8,44 @@ what stands in its runtime environment would be inherited by the actors that it 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 from dflash_ray.setup import RunSpec
 
+# settings of the driver's environment that its actors need on every node; no secrets, Ray shows them to everyone
+PASSED = (
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "WANDB_BASE_URL",
+    "WANDB_MODE",
+)
+_started: Counter[str] = Counter()
+
+
+def start(kind: Any, role: str, name: str, spec: RunSpec, *args: Any) -> Any:
+    """A new actor of the class `kind`. Its predecessor of the same name may not be buried yet, so a later one gets a name of its own."""
+    _started[name] += 1
+    options = actor_options(role, name, spec)
+    if _started[name] > 1:
+        options["name"] = f"{name}~{_started[name]}"
+    return kind.options(**options).remote(*args)
+
+
+def environment(spec: RunSpec) -> dict[str, str]:
+    """What every actor gets, whatever node it runs on."""
+    ours = {"OMP_NUM_THREADS": str(spec.config.cpu.threads_per_actor), "TOKENIZERS_PARALLELISM": "false"}
+    return {name: os.environ[name] for name in PASSED if name in os.environ} | ours
+
 
 def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
     """Options for one actor of `role` (coordinator, batcher, target, drafter) under the actor name `name`."""
-    env = {"OMP_NUM_THREADS": str(spec.config.cpu.threads_per_actor), "TOKENIZERS_PARALLELISM": "false"}
+    env = environment(spec)
     options: dict[str, Any] = {"name": name, "namespace": spec.namespace, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
     if spec.device == "cuda" and role in ("target", "drafter"):
         placement = spec.config.placement
@@ -23,6 +53,9 @@ def actor_options(role: str, name: str, spec: RunSpec) -> dict[str, Any]:
         env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     elif role != "coordinator":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    resources = {"target": spec.config.placement.target_resources, "drafter": spec.config.placement.drafter_resources}.get(role)
+    if resources:
+        options["resources"] = resources
     if role == "coordinator":
         options["max_concurrency"] = 1000
     options["runtime_env"] = {"env_vars": env}
@@ -36,8 +69,3 @@ def hide_gpus() -> None:
 
 def gpus_wanted(spec_targets: int, gpus_per_target: float, gpus_per_drafter: float) -> float:
     return spec_targets * gpus_per_target + gpus_per_drafter
-
-
-def name_taken(error: ValueError) -> bool:
-    """Ray has not buried the dead actor of this name yet; a moment later the name is free."""
-    return "already taken" in str(error)

@@ -17,13 +17,26 @@ from actors.ray_metrics import RayMetrics
 from dflash_ray.flow import Flow
 from dflash_ray.line import Item, Line
 from dflash_ray.metrics import Meter
+from dflash_ray.processes import host_memory
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec
 from dflash_ray.tracking import Tracker
 
+# of an argument on its way to an actor that lives: its owner or the node that held it is gone
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError)
+
 
 class ActorLost(Exception):
     """An actor died or did not answer in time; says which and what was waited for."""
+
+
+class CouldNotStart(ActorLost):
+    """An actor's constructor raised; the message is what it said."""
+
+    def failure(self) -> Exception:
+        """What ends a run whose actor cannot start at all: the user's mistake if the constructor called it one."""
+        kind, _, text = str(self).partition(": ")
+        return ValueError(text) if kind == "ValueError" else RunFailed(str(self))
 
 
 class RunFailed(Exception):
@@ -48,18 +61,22 @@ class Pulse:
 async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
     """The value of an actor call. ActorLost if `who` is dead or says nothing for `limit` seconds; its own exceptions pass through."""
     waiting = asyncio.ensure_future(_resolve(ref))
-    done, _ = await asyncio.wait({waiting}, timeout=limit)
-    if not done:
-        waiting.cancel()
-        raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s")
     try:
+        done, _ = await asyncio.wait({waiting}, timeout=limit)
+        if not done:
+            raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s")
         return waiting.result()
     except ray.exceptions.RayTaskError:
         raise  # from inside the actor, which lives, even if what it tells of is another one's death
-    except (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError) as error:
-        raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
-    except (ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError) as error:
+    except ray.exceptions.ObjectLostError as error:
         raise ActorLost(f"{who}: the result of {what} is lost: {first_line(error)}") from None
+    except ray.exceptions.RayError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise CouldNotStart(str(error).strip().splitlines()[-1]) from None
+        raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
+    finally:
+        waiting.cancel()
+        waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
 
 
 async def _resolve(ref: ray.ObjectRef) -> Any:
@@ -101,11 +118,14 @@ class RunState:
     aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
     failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
     feature_slot_bytes: int = 0  # of the largest batch
+    most_tokens: int = 0  # in a batch
+    most_anchors: int = 0
     arrivals: int = 0  # features received so far, in whatever order
     step: int = 0  # optimizer steps done
     failure: BaseException | None = None
     stop_reason: str | None = None
     lines: list[str] = field(default_factory=list)  # console
+    trouble: str | None = None  # why lines of the folder's files wait in memory
 
     def item(self, position: int) -> Item:
         return self.line.item(position)
@@ -120,9 +140,31 @@ class RunState:
         self.lines.append(text)
         self.pulse.beat()
 
-    def event(self, kind: str, reason: str, **more: Any) -> None:
+    @property
+    def largest(self) -> str:
+        return f"a batch of {self.most_tokens:,} tokens and {self.most_anchors:,} anchors, the largest of this run"
+
+    def event(self, kind: str, reason: str, /, **more: Any) -> None:
         self.folder.event(kind, self.step, reason, **more)
         self.say(f"{kind}: {reason}")
+        self._tell_trouble()
+
+    def append(self, name: str, *records: dict[str, Any]) -> None:
+        self.folder.append(name, *records)
+        self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        """The run goes on where its files cannot be written, but not in silence."""
+        trouble, before, self.trouble = self.folder.trouble, self.trouble, self.folder.trouble
+        if trouble and not before:
+            self.say(f"cannot write {self.folder.path}: {trouble}; lines wait in memory until there is room")
+
+    def death(self, kind: str, reason: str, actor: str) -> None:
+        """An actor's end, with what explains it most often: the host's memory and the queues."""
+        free, total = host_memory()
+        queues = {"q_pre": list(self.flow.queues().values()), "ahead": self.flow.ahead, "q_hs": self.flow.features_waiting()}
+        where = f"host memory {free / 1e9:.1f} of {total / 1e9:.1f} GB free, window {self.flow.window_used / 1e6:,.0f} MB"
+        self.event(kind, f"{reason} ({where})", actor=actor, host_free_bytes=free, **queues)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with `error`; the first one counts."""

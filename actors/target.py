@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 
 from dflash_ray.batch import Batch
 from dflash_ray.peer import Buffer, PeerError
 from dflash_ray.processes import facts, set_threads
+from dflash_ray.rehearsal import rehearse_target
 from dflash_ray.setup import RunSpec, load_run_target
+from dflash_ray.sketch import sketch
 from dflash_ray.transport import Payload, Remote, Sender, slot_of
 
 
@@ -32,7 +37,13 @@ class TargetActor:
         return {**facts(), "kernels": vars(self.target.kernels)}
 
     @ray.method(concurrency_group="compute")
-    def compute(self, position: int, batch: Batch) -> dict[str, Any]:
+    def rehearse(self, tokens: int, anchors: int) -> None:
+        """The run's largest sizes once; what does not fit fails here and not hours later."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        rehearse_target(self.target, tokens, anchors, self.spec.shape.block_size, teacher=self.spec.config.loss.needs_teacher)
+
+    @ray.method(concurrency_group="compute")
+    def compute(self, position: int, kind: str, batch: Batch, with_sketch: bool) -> dict[str, Any]:
         """Computes the features of `batch` and holds them for `send`. Returns small facts about them."""
         set_threads(self.spec.config.cpu.threads_per_actor)
         self._delay(position)
@@ -42,6 +53,7 @@ class TargetActor:
             tensors = {"features": features, "teacher_positions": torch.as_tensor(positions), "teacher_rows": rows}
         else:
             tensors = {"features": self.target.features(batch)}
+        self._spoil(kind, batch, tensors)
         if tensors["features"].is_cuda:
             torch.cuda.current_stream().synchronize()  # the seconds below are the batch's, and deadlines are made of them
         self.sender.hold(position, tensors)
@@ -50,7 +62,16 @@ class TargetActor:
             "target": self.name,
             "seconds": seconds,
             "layer_ids": list(self.spec.shape.target_layer_ids),
+            "sketch": sketch(tensors["features"], len(self.spec.shape.target_layer_ids)) if with_sketch else None,
         }
+
+    @ray.method(concurrency_group="compute")
+    def sketch(self, batch: Batch) -> np.ndarray:
+        """What this target's features of `batch` look like, for comparison with another's."""
+        set_threads(self.spec.config.cpu.threads_per_actor)
+        tensors = {"features": self.target.features(batch)}
+        self._spoil("sketch", batch, tensors)
+        return sketch(tensors["features"], len(self.spec.shape.target_layer_ids))
 
     @ray.method(num_returns=2, concurrency_group="send")
     def send(self, position: int) -> tuple[int | None, Payload]:
@@ -93,3 +114,14 @@ class TargetActor:
         longest = self.spec.config.debug.target_delay_seconds
         if longest:
             time.sleep(random.Random(f"{self.spec.config.run.seed} {self.name} {position}").uniform(0, longest))
+        time.sleep(self.spec.config.debug.target_delays.get(self.name, 0.0))
+
+    def _spoil(self, kind: str, batch: Batch, tensors: dict[str, torch.Tensor]) -> None:
+        """The faults that the debug section asks for."""
+        debug = self.spec.config.debug
+        if kind == "train" and batch.number in debug.deadly_batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "train" and batch.number in debug.bad_batches:
+            tensors["features"] = tensors["features"] * float("nan")
+        if self.name == debug.deviant_target:
+            tensors["features"] = tensors["features"] * 1.5

@@ -1,7 +1,8 @@
 """The targets of a run: spawned, fed, healed and re-sized at the line.
 
-Whatever happens to a target, the batch it held goes back to the front and another one computes it. A target that dies comes back after
-a growing pause, until its hour's budget is spent. A target that is asked to leave finishes its batch first.
+Whatever happens to a target, the batch it held goes back to the front and another one computes it. A target that dies, or takes so much
+longer than its like that it must hang, comes back after a growing pause, until its hour's budget is spent. A target that is asked to
+leave finishes its batch first.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import ray
 
 from actors.consumer import Consumer
-from actors.placement import actor_options, name_taken
-from actors.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from actors.cross_check import CrossCheck
+from actors.failures import count_failure
+from actors.placement import start
+from actors.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
+from dflash_ray.deadline import Deadline
 from dflash_ray.peer import Buffer
 from dflash_ray.restarts import RestartBudget
 
 START_LIMIT = 1800.0  # seconds to load the weights
 SEND_LIMIT = 600.0
+RESTART_LEAST = 120.0
 FIRST_BATCH_LIMIT = 1800.0  # kernels are compiled during the first batch
+FRESH_FACTOR = 5.0  # times what a batch may take is what the first one of a process may take
 
 
 @dataclass
@@ -37,6 +42,8 @@ class Target:
     tokens: int = 0
     seconds: float = 0.0  # busy
     idle_since: float | None = None
+    checking: int = 0  # tokens of cross-checks that stand before its next batch
+    fresh: bool = True  # its process has computed nothing yet
 
 
 class TargetPool:
@@ -46,7 +53,11 @@ class TargetPool:
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
         self.flow_since: float | None = None  # every actor but the targets is up since; None again once a batch has been handed out
-        self._speeds: list[float] = []  # seconds per token of recent batches, all targets
+        flow = run.spec.config.flow
+        self._computing = Deadline(FIRST_BATCH_LIMIT, flow.deadline_min_seconds, flow.deadline_factor)
+        self._sending = Deadline(SEND_LIMIT, flow.deadline_min_seconds, flow.deadline_factor)
+        self._starting = Deadline(START_LIMIT, RESTART_LEAST, flow.deadline_factor)
+        self.cross_check = CrossCheck(self)
         self._tokens, self._seconds = 0, 0.0
 
     # ---- size --------------------------------------------------------------------------------------------------------------
@@ -89,29 +100,33 @@ class TargetPool:
     def _start(self, target: Target) -> None:
         self.targets[target.name] = target
         target.state = "starting"
-        self._spawn(self._bring_up(target))
+        self.spawn(self._bring_up(target))
 
     async def _bring_up(self, target: Target) -> None:
-        spec = self.run.spec
+        run, spec, began = self.run, self.run.spec, self.run.now()
+        target.handle = handle = start(run.crew.target, "target", target.name, spec, target.name, spec)
         try:
-            target.handle = self.run.crew.target.options(**actor_options("target", target.name, spec)).remote(target.name, spec)
-            target.facts = await answer(target.handle.describe.remote(), target.name, "start", START_LIMIT)
-            target.buffers = await self.consumer.connect(target.name, target.handle)
+            target.facts = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
+            await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())
+            self._starting.took(self.run.now() - began)
+            target.buffers = await self.consumer.connect(target.name, handle)
+        except (CouldNotStart, ray.exceptions.RayTaskError) as error:
+            if isinstance(error, CouldNotStart):
+                failure = error.failure()
+            else:
+                failure = RunFailed(f"{target.name} could not start, or not compute {run.largest}: {first_line(cause_of(error))}")
+            if target.budget.total == 0 and not run.flow.targets:
+                run.fail(failure)
+            else:
+                self._died(target, first_line(failure))
+            return
         except ActorLost as error:
             self._died(target, str(error))
-            return
-        except ray.exceptions.RayTaskError as error:
-            self.run.fail(RunFailed(f"{target.name} could not start: {first_line(cause_of(error))}"))
-            return
-        except ValueError as error:
-            if not name_taken(error):
-                raise
-            self._died(target, first_line(error))
             return
         if target.state != "starting":  # asked to leave meanwhile
             self._bury(target)
             return
-        target.state = "working"
+        target.state, target.fresh, target.checking = "working", True, 0
         self.run.flow.add_target(target.name)
         target.idle_since = self.run.now()
         self.pump()
@@ -143,7 +158,7 @@ class TargetPool:
         if target.name in run.flow.targets and self.targets.get(target.name) is target:
             position = run.flow.lost(target.name)
             if position is not None:
-                self._count_failure(position, f"{target.name}: {reason}")
+                count_failure(run, position, f"{target.name}: {reason}")
         if target.handle is not None:
             ray.kill(target.handle)  # not dead yet if it only hung
             target.handle = None
@@ -155,13 +170,13 @@ class TargetPool:
         delay = target.budget.next_delay(run.now())
         if delay is None:
             self._remove(target)
-            run.event("target_given_up", f"{target.name}: {reason}; its restarts of this hour are used up", actor=target.name)
+            run.death("target_given_up", f"{target.name}: {reason}; its restarts of this hour are used up", target.name)
             if not self.targets:
                 run.fail(RunFailed(f"no target is left: {target.name} was the last one ({reason})"))
         else:
-            run.event("target_restart", f"{target.name}: {reason}; restarting in {delay:.1f} s", actor=target.name)
+            run.death("target_restart", f"{target.name}: {reason}; restarting in {delay:.1f} s", target.name)
             target.state = "waiting"
-            self._spawn(self._restart(target, delay))
+            self.spawn(self._restart(target, delay))
         self.pump()
 
     def _forget(self, target: Target) -> None:
@@ -169,7 +184,7 @@ class TargetPool:
         target.buffers = []
 
     async def _restart(self, target: Target, delay: float) -> None:
-        await asyncio.sleep(max(delay, 0.2))  # Ray frees the name of a dead actor a moment after its death
+        await asyncio.sleep(delay)
         if target.state == "waiting":
             self._start(target)
 
@@ -185,15 +200,18 @@ class TargetPool:
             if self.run.step > 0:
                 self.run.meter.target_waited(self.run.now() - target.idle_since, len(self.run.flow.targets))
             target.idle_since = None
-        self._spawn(self._compute(target, position))
+        self.spawn(self._compute(target, position))
 
     async def _compute(self, target: Target, position: int) -> None:
-        run, handle = self.run, target.handle
+        run, handle, item = self.run, target.handle, self.run.item(position)
         facts, tokens_ref = run.batches[position]
+        limit = self._computing.limit(facts["tokens"] + target.checking)
+        if target.fresh:
+            limit = min(FRESH_FACTOR * limit, FIRST_BATCH_LIMIT)
+        began, sampled = run.now(), self.cross_check.wants(item)
+        call = handle.compute.remote(position, item.kind, tokens_ref, sampled)
         try:
-            meta = await answer(
-                handle.compute.remote(position, tokens_ref), target.name, f"batch {run.item(position).number}", self._limit(facts["tokens"])
-            )
+            meta = await answer(call, target.name, f"batch {item.number}", limit)
         except ActorLost as error:
             if target.handle is handle:
                 self._died(target, str(error))
@@ -201,15 +219,21 @@ class TargetPool:
         except ray.exceptions.RayTaskError as error:
             if target.handle is handle:
                 run.flow.failed(target.name, position)
-                run.event("target_error", f"{target.name}: {first_line(cause_of(error))}", actor=target.name)
-                self._count_failure(position, f"{target.name}: {first_line(cause_of(error))}")
+                reason = f"{target.name}: {first_line(cause_of(error))}"
+                if isinstance(error, LOST):  # the tokens went with a node; the batch did nothing wrong
+                    run.event("tokens_lost", f"batch {item.number} for {reason}", actor=target.name)
+                    run.flow.tokens_lost(position)
+                else:
+                    run.event("target_error", f"batch {item.number}: {reason}", actor=target.name)
+                    count_failure(run, position, reason)
                 if target.state == "leaving":
                     self._bury(target)
                 self.pump()
             return
         if target.handle is not handle:  # taken out while its answer was on the way; another target has the batch now
             return
-        self._speeds = [*self._speeds[-63:], meta["seconds"] / max(facts["tokens"], 1)]
+        self._computing.took(run.now() - began, facts["tokens"])
+        target.fresh = False
         self._tokens += facts["tokens"]
         self._seconds += meta["seconds"]
         target.batches += 1
@@ -217,50 +241,45 @@ class TargetPool:
         target.seconds += meta["seconds"]
         target.idle_since = None if target.name in run.flow.parked() else run.now()
         sent_ref, payload_ref = handle.send.remote(position)
+        if sampled:
+            self.spawn(self.cross_check.run(target, item.number, tokens_ref, facts["tokens"], meta.pop("sketch")))
+        del tokens_ref
         meta |= {"arrival": run.arrivals, "handle": handle, "needed": True}
         run.features[position] = (meta, payload_ref)
         run.arrivals += 1
         gone = run.flow.computed(target.name, position, meta["seconds"])
         self.pump()
         del payload_ref
+        began = run.now()
         try:
-            meta["slot"] = await answer(sent_ref, target.name, "sending", SEND_LIMIT)
-        except (ActorLost, ray.exceptions.RayTaskError):
-            pass  # lost with it, or not made: staging finds out, and the batch is computed again
+            meta["slot"] = await answer(sent_ref, target.name, f"sending batch {item.number}", self._sending.limit(facts["tokens"]))
+            self._sending.took(run.now() - began, facts["tokens"])
+        except ActorLost as error:  # the payload is lost with it: staging finds out, and the batch is computed again
+            if target.handle is handle:
+                self._died(target, str(error))
+            gone = False
+        except ray.exceptions.RayTaskError:
+            pass  # not made: staging finds out
         if not meta["needed"]:
             run.let_go(meta)
         if gone:  # may leave only when nobody needs its memory any more
             await run.until(lambda: not any(meta["handle"] is handle for meta, _ in run.features.values()))
             self._bury(target)
 
-    def _limit(self, tokens: int) -> float:
-        """Seconds after which a batch is taken from its target: from measured speed once there is one."""
-        flow = self.run.spec.config.flow
-        if len(self._speeds) < 3:
-            return FIRST_BATCH_LIMIT
-        return max(flow.deadline_min_seconds, flow.deadline_factor * median(self._speeds) * tokens)
-
-    def _count_failure(self, position: int, reason: str) -> None:
+    def take_out(self, target: Target, reason: str) -> None:
+        """A target that computes something else than the others does not come back."""
         run = self.run
-        run.failures[position] = run.failures.get(position, 0) + 1
-        if run.failures[position] < run.spec.config.flow.deaths_per_batch:
-            return
-        item = run.item(position)
-        facts, _ = run.batches.pop(position)
-        run.flow.set_aside(position)
-        if item.kind == "train":
-            run.aside[item.number] = {"batch": item.number, "sample_ids": facts["sample_ids"], "reason": reason}
-        run.event(
-            "set_aside",
-            f"{item.kind} batch {item.number} failed {run.failures[position]} times, last on {reason}; it counts as empty",
-            batch=item.number,
-            line=item.kind,
-            sample_ids=facts["sample_ids"],
-        )
+        run.event("target_out_of_service", f"{target.name}: {reason}", actor=target.name)
+        self.wanted -= 1
+        target.state = "leaving"
+        self._died(target, reason)
+
+    def restart(self, target: Target, reason: str) -> None:
+        self._died(target, reason)
 
     # ---- tasks -------------------------------------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self._ended)

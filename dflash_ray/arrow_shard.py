@@ -48,6 +48,8 @@ class ArrowShard:
     def __init__(self, path: Path, numbers: Sequence[str], lists: Sequence[str], optional: Sequence[str] = ()):
         self.path = path
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("is no regular file")  # opening a pipe would block for ever
             with open(path, "rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: mmap of an empty file

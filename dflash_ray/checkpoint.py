@@ -2,8 +2,8 @@
 
 A checkpoint is a folder `step-00000015` with `state.safetensors` (float32 state) and `meta.json`, which holds the size and the digest of
 the tensors and a digest of itself. It is written under a temporary name, synced and renamed, so a crash at any moment leaves the one
-before it intact. Reading checks both digests: a torn, truncated, bit-flipped or foreign folder is refused by name with the reason.
-Nothing is ever unpickled.
+before it intact. Reading checks both digests and every value it uses: a torn, truncated, bit-flipped or foreign folder is refused by name
+with the reason. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+from dflash_ray.json_file import read_json_object
 
 FORMAT = "dflash-ray checkpoint 1"
 NAME = re.compile(r"step-(\d{8})")
@@ -41,7 +43,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, torch.Tensor]:
         try:
             return load_file(self.path / "state.safetensors")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise ValueError(f"checkpoint {self.path}: state.safetensors cannot be read: {error}") from None
 
 
@@ -84,26 +86,53 @@ def read_checkpoint(path: Path) -> Checkpoint:
     def refuse(reason: str) -> ValueError:
         return ValueError(f"checkpoint {path}: {reason}")
 
-    if not path.is_dir():
-        raise refuse("no such folder")
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        if not path.is_dir():
+            raise refuse("no such folder")
+        meta = read_json_object(path / "meta.json")
     except FileNotFoundError:
         raise refuse("meta.json is missing; this is no whole checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise refuse(f"meta.json cannot be read ({type(error).__name__})") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    except OSError as error:
+        raise refuse(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise error if str(error).startswith("checkpoint ") else refuse(f"meta.json {error}") from None
+    if meta.get("format") != FORMAT:
         raise refuse(f"meta.json is not of the format {FORMAT!r}; it was not written by this trainer")
     if meta.get("digest") != _digest_meta(meta):
         raise refuse("meta.json does not match its own digest; it was changed or damaged")
+    if wrong := _wrong_value(meta):
+        raise refuse(f"meta.json: {wrong}")
     state = path / "state.safetensors"
     if not state.is_file():
         raise refuse("state.safetensors is missing")
-    if state.stat().st_size != meta["state_bytes"]:
-        raise refuse(f"state.safetensors has {state.stat().st_size:,} bytes instead of {meta['state_bytes']:,}")
-    if _digest_file(state) != meta["state_digest"]:
+    try:
+        size, digest = state.stat().st_size, _digest_file(state) if state.stat().st_size == meta["state_bytes"] else None
+    except OSError as error:
+        raise refuse(f"state.safetensors cannot be read: {error.strerror}") from None
+    if size != meta["state_bytes"]:
+        raise refuse(f"state.safetensors has {size:,} bytes instead of {meta['state_bytes']:,}")
+    if digest != meta["state_digest"]:
         raise refuse("state.safetensors does not match its digest; it is damaged")
     return Checkpoint(path, meta)
+
+
+def _wrong_value(meta: dict[str, Any]) -> str | None:
+    """What is not as a writer of this format leaves it; a digest shows damage, not who wrote it."""
+    for key in ("step", "next_batch", "state_bytes"):
+        if type(meta.get(key)) is not int or meta[key] < 0:
+            return f"{key} is {str(meta.get(key))[:40]!r}, not a whole number"
+    aside = meta.get("set_aside", [])
+    if not isinstance(aside, list) or not all(isinstance(entry, dict) and type(entry.get("batch")) is int for entry in aside):
+        return "set_aside is no list of batches"
+    best = meta.get("best_name")
+    if best is not None and not (isinstance(best, str) and NAME.fullmatch(best)):
+        return "best_name is not the name of a checkpoint"
+    tau = meta.get("best_tau")
+    if tau is not None and type(tau) not in (int, float):
+        return "best_tau is no number"
+    if not isinstance(meta.get("trainer", {}), dict):
+        return "trainer is no mapping"
+    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -125,7 +154,7 @@ def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def prune(folder: Path, keep: int, best: str | None) -> list[Path]:
-    """Removes all but the newest `keep` checkpoints and the one named `best`; also leftovers of crashed writers."""
+    """Removes all but the newest `keep` checkpoints and the one named `best`."""
     paths = list_checkpoints(folder)
     gone = [path for path in paths[: max(len(paths) - keep, 0)] if path.name != best]
     for path in gone:

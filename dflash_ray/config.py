@@ -25,6 +25,9 @@ from pydantic import (
     model_validator,
 )
 
+MOST_YAML_BYTES = 2**20
+MOST_YAML_VALUES = 100_000
+
 
 def _numbers(value: Any) -> Any:
     """`0,770,8192` as typed on a command line becomes a list; everything else is left for pydantic to judge."""
@@ -177,9 +180,11 @@ class FlowConfig(Section):
     queue_per_target: int = Field(1, ge=0)
     slow_factor: float = Field(3.0, gt=1, description="a target slower than this times the median gets no batch that holds up the line")
     restarts_per_hour: int = Field(20, ge=0, description="per actor; past it the run goes on without that actor")
-    deadline_factor: float = Field(20.0, gt=1, description="a batch that takes longer than this times the median is taken from its target")
-    deadline_min_seconds: float = Field(60.0, gt=0)
-    deaths_per_batch: int = Field(3, ge=1, description="a batch that killed this many targets is set aside")
+    deadline_factor: float = Field(20.0, gt=1, description="an actor that takes longer than this times its median counts as hung")
+    deadline_min_seconds: float = Field(30.0, gt=0, description="no actor counts as hung before")
+    deaths_per_batch: int = Field(3, ge=1, description="a batch that this many attempts could not compute is set aside")
+    max_set_aside_in_a_row: int = Field(5, ge=1, description="batches set aside in a row before the run stops")
+    cross_check_every: int = Field(0, ge=0, description="every this many batches another target must get the same features; 0: never")
 
 
 class TransportConfig(Section):
@@ -238,6 +243,8 @@ class CpuConfig(Section):
 class PlacementConfig(Section):
     gpus_per_target: float = Field(1.0, gt=0, description="a fraction lets actors share one GPU")
     gpus_per_drafter: float = Field(1.0, gt=0)
+    target_resources: dict[str, PositiveFloat] = Field(default_factory=dict, description="custom Ray resources that choose targets' nodes")
+    drafter_resources: dict[str, PositiveFloat] = Field(default_factory=dict, description="the same for the drafter")
 
 
 class HardwareConfig(Section):
@@ -250,6 +257,10 @@ class HardwareConfig(Section):
 class DebugConfig(Section):
     no_peer_access: bool = Field(False, description="the direct way is found not to work, as on cards without peer access")
     target_delay_seconds: float = Field(0.0, ge=0, description="each target sleeps a seeded random time up to this before a batch")
+    target_delays: dict[str, float] = Field(default_factory=dict, description="target's name -> seconds it sleeps before a batch")
+    deadly_batches: list[int] = Field(default_factory=list, description="training batches whose computation kills the target's process")
+    bad_batches: list[int] = Field(default_factory=list, description="training batches whose features are not finite")
+    deviant_target: str | None = Field(None, description="name of a target that computes wrong features")
 
 
 class Config(Section):
@@ -327,15 +338,41 @@ def validate(tree: dict) -> Config:
 
 def _read_yaml(path: Path) -> dict:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise ValueError("is no regular file")  # a pipe would block for ever
+        if path.exists() and path.stat().st_size > MOST_YAML_BYTES:
+            raise ValueError(f"has more than {MOST_YAML_BYTES:,} bytes")
+        data = _yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"--config {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"--config {path}: cannot be read as YAML: {str(error).splitlines()[0]}") from None
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ValueError(f"--config {path}: the top of a config file must be a mapping of section names")
+    return data
+
+
+def _yaml(text: str) -> Any:
+    """Plain values; ValueError for what is no YAML, or refers to itself so that it would be endless or enormous."""
+    try:
+        data = yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    # of a value that its tag does not fit (`!!int x`), the parser raises whatever its conversion raised
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError((str(error).strip() or type(error).__name__).splitlines()[0]) from None
+    todo, seen = [data], 0
+    while todo:
+        value = todo.pop()
+        seen += 1
+        if seen > MOST_YAML_VALUES:
+            raise ValueError(f"more than {MOST_YAML_VALUES:,} values, or an alias that refers to itself")
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | set | tuple):
+            todo += value
     return data
 
 
@@ -367,8 +404,8 @@ def _parse_flags(flags: list[str]) -> dict:
 
 def _flag_value(text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _yaml(text)
+    except ValueError:
         return text
     # numbers stay text: pydantic turns them into numbers where one is wanted, and a run named 7 stays "7"
     return value if isinstance(value, (bool, list, dict, type(None))) else text

@@ -18,6 +18,7 @@ import numpy as np
 
 from dflash_ray.anchors import anchor_candidates
 from dflash_ray.arrow_shard import ArrowShard
+from dflash_ray.json_file import read_json_object
 
 COLUMNS = ("sample_id", "input_ids", "loss_mask", "seq_len", "anchor_candidates")
 _COMPUTED = ("sample_id", "seq_len", "anchor_candidates")  # a folder may lack these
@@ -202,9 +203,8 @@ def _plain(name: str) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: holds {type(data).__name__}, not an object")
-    return data
+        return read_json_object(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

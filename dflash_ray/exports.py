@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from dflash_ray.checkpoint import Checkpoint, newest_whole, read_checkpoint
+from dflash_ray.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
 from dflash_ray.config import Config, load_config
+from dflash_ray.json_file import read_json_object
 
 BEST, LATEST = "best", "latest"
 
@@ -26,7 +26,10 @@ def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
     if which == BEST:
         if not best:
             raise ValueError(f"--checkpoint best: {folder} has no validated checkpoint; use latest, or set validation.every_steps")
-        return read_checkpoint(folder / "checkpoints" / best["checkpoint"])
+        name = best.get("checkpoint")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"{folder / 'best.json'}: {str(name)[:60]!r} is not the name of a checkpoint")
+        return read_checkpoint(folder / "checkpoints" / name)
     if which != LATEST:
         return read_checkpoint(Path(which))
     checkpoint, refused = newest_whole(folder / "checkpoints")
@@ -56,4 +59,9 @@ def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None

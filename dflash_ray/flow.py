@@ -260,6 +260,11 @@ class Flow:
         elif not target.parked:
             self._free[name] = None
 
+    def tokens_lost(self, position: int) -> None:
+        """The tokens of a waiting position are gone with a node: they are fetched again."""
+        assert self.state(position) in (READY, HANDED), self.state(position)
+        self._unready(position)
+
     def set_aside(self, position: int) -> None:
         """No target can compute `position`: it counts as empty."""
         state = self.state(position)

@@ -30,3 +30,10 @@ def facts() -> dict[str, Any]:
         out["gpu_bytes"] = torch.cuda.max_memory_allocated()
         out["device"], out["watts"] = device_watts() or (None, None)
     return out
+
+
+def host_memory() -> tuple[int, int]:
+    """(bytes that can still be had, all bytes) of this host."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    return sizes["MemAvailable"], sizes["MemTotal"]

@@ -111,7 +111,7 @@ class Case:
             if position == WARM_BATCHES:
                 print(f"one target alone: up and warm after {time.perf_counter() - began:.0f} s", flush=True)
                 began = time.perf_counter()
-            ray.get(actor.compute.remote(position, batch), timeout=LIMIT)
+            ray.get(actor.compute.remote(position, "train", batch, False), timeout=LIMIT)
             actor.drop.remote(position)
         seconds = time.perf_counter() - began
         ray.kill(actor)

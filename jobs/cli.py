@@ -25,6 +25,10 @@ class Stopped(BaseException):
     """SIGTERM arrived; like KeyboardInterrupt, not an Exception."""
 
 
+class Failed(Exception):
+    """Not the user's mistake, and nothing that a traceback would explain: one line, exit code 1."""
+
+
 class Arguments(argparse.ArgumentParser):
     """Flags of a job without a config. A mistake in them is a ValueError like any other; no flag may be abbreviated."""
 
@@ -47,6 +51,9 @@ def run(main: Callable[[list[str]], int]) -> None:
     except ValueError as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         code = 2
+    except Failed as error:
+        print("failed: " + " ".join(str(error).split()), file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         code = 130
     except Stopped:

@@ -47,12 +47,16 @@ class FakeTarget(_Fake):
         return self.name
 
     @ray.method(concurrency_group="compute")
-    def compute(self, _position: int, _batch: np.ndarray) -> dict[str, Any]:
+    def rehearse(self, _tokens: int, _anchors: int) -> None:
+        pass
+
+    @ray.method(concurrency_group="compute")
+    def compute(self, _position: int, _kind: str, _batch: np.ndarray, _with_sketch: bool) -> dict[str, Any]:
         return {"target": self.name, "seconds": 1e-3, "layer_ids": []}
 
     @ray.method(num_returns=2, concurrency_group="send")
-    def send(self, _position: int) -> tuple[bool, np.ndarray]:
-        return False, np.zeros(TOKENS, dtype=np.int16)
+    def send(self, _position: int) -> tuple[None, np.ndarray]:
+        return None, np.zeros(TOKENS, dtype=np.int16)
 
 
 @ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
@@ -60,9 +64,13 @@ class FakeDrafter(_Fake):
     def __init__(self, _spec: Any, _total_steps: int):
         pass
 
+    @ray.method(concurrency_group="train")
+    def rehearse(self, _tokens: int, _anchors: int) -> None:
+        pass
+
     @ray.method(concurrency_group="stage")
-    def stage(self, _position: int, _batch: np.ndarray, _meta: dict[str, Any], _payload: np.ndarray) -> tuple[None, None]:
-        return None, None
+    def stage(self, _position: int, _batch: np.ndarray, _meta: dict[str, Any], _payload: np.ndarray) -> None:
+        pass
 
     @ray.method(concurrency_group="train")
     def train(self, _position: int) -> float:

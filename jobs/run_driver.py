@@ -28,8 +28,15 @@ from dflash_ray.environment import environment
 from dflash_ray.power import read_watts
 from dflash_ray.run_folder import RunFolder
 from dflash_ray.setup import RunSpec, check_data, resolve
-from jobs.cli import Stopped, under_job_submit
+from jobs.cli import Failed, Stopped, under_job_submit
 from jobs.progress import Progress
+
+RAY_ATTEMPTS = 3
+SILENCE, MOST_SILENT = 60, 5  # seconds without an answer of the coordinator, and how often before it counts as hung
+
+
+class CoordinatorHangs(Exception):
+    """It answers no more; says for how long."""
 
 
 @dataclass
@@ -117,26 +124,33 @@ def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
 
 
 def connect() -> None:
-    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone. Exits with 1 if neither can be had."""
+    """Joins the cluster of `ray start` or of the job, or starts a local Ray for this job alone. Failed where there is none to be had."""
     if ray.is_initialized():
         return
-    try:
-        if under_job_submit() or os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level="warning")
-        else:
-            ray.init(address="local", include_dashboard=False, logging_level="warning")
-    except ValueError:  # an address that is none
-        raise
-    except Exception as error:  # Ray raises bare Exception where its processes do not come up in time
-        print(f"failed: no Ray: {first_line(error)}", file=sys.stderr)
-        raise SystemExit(1) from None
+    joins = under_job_submit() or bool(os.environ.get("RAY_ADDRESS"))
+    attempts = 1 if joins else RAY_ATTEMPTS
+    for attempt in range(attempts):
+        try:
+            if joins:
+                ray.init(logging_level="warning")
+            else:
+                ray.init(address="local", include_dashboard=False, logging_level="warning")
+            return
+        except ValueError:  # an address that is none
+            raise
+        except Exception as error:  # Ray has no type of its own for a daemon that did not start in time, as on an overloaded machine
+            ray.shutdown()
+            if attempt + 1 == attempts:
+                where = f"cannot join Ray at {os.environ.get('RAY_ADDRESS', 'auto')}" if joins else "Ray did not start"
+                raise Failed(f"{where}: {first_line(error)}") from None
+            time.sleep(1)
 
 
 def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
     """Runs to the end. Returns the summary and the exit code."""
     spec, folder = plan.spec, plan.folder
-    if spec.config.run.fresh:
-        folder.clear()
+    if spec.config.run.fresh and folder.path.exists():
+        _clear(folder)
     facts = {
         "ray_address": ray.get_runtime_context().gcs_address,
         "namespace": spec.namespace,
@@ -165,13 +179,26 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
         reason = next((line for line in str(error).splitlines()[::-1] if line.strip()), "no reason given")
         print(f"failed: Ray could not prepare an actor's environment: {reason}", file=sys.stderr)
         return {"failed": reason}, 1
-    except ray.exceptions.RayActorError as error:
-        print(f"failed: the coordinator died: {first_line(error)}", file=sys.stderr)
-        return {"failed": f"the coordinator died: {first_line(error)}"}, 1
+    except (ray.exceptions.RayError, CoordinatorHangs) as error:
+        what = str(error) if isinstance(error, CoordinatorHangs) else f"the coordinator died: {first_line(error)}"
+        print(f"failed: {what}; --resume auto continues", file=sys.stderr)
+        return {"failed": what}, 1
     finally:
         ray.kill(coordinator)  # with it go the actors that it made
-    folder.write_json("summary.json", summary)
+    try:
+        folder.write_json("summary.json", summary)
+    except OSError as error:
+        print(f"failed: {folder.path / 'summary.json'}: {error.strerror}", file=sys.stderr)
+        return summary, 1
     return summary, code
+
+
+def _clear(folder: RunFolder) -> None:
+    """Not under the feet of a run that is still at work."""
+    if not folder.lock():
+        raise ValueError(f"--fresh: another run writes to {folder.path}; stop it first")
+    folder.clear()
+    folder.unlock()
 
 
 def _store_bytes() -> int:
@@ -202,7 +229,7 @@ class _Signals:
 
 def _watch(coordinator: Any) -> int:
     """Prints the coordinator's lines until it ends. Returns 0, or 130 / 143 if a signal ended it."""
-    shown, told = 0, False
+    shown, told, silent = 0, False, 0
     with _Signals() as signals, Progress() as progress:
         while True:
             if signals.first is not None and not told:
@@ -211,9 +238,13 @@ def _watch(coordinator: Any) -> int:
                 progress.say(f"{name}: finishing the step, then a checkpoint")
                 coordinator.stop.remote(f"stopped by {name}")
             try:
-                report = ray.get(coordinator.reports.remote(shown, 0.5), timeout=60)
+                report = ray.get(coordinator.reports.remote(shown, 0.5), timeout=SILENCE)
+                silent = 0
             except ray.exceptions.GetTimeoutError:
-                progress.say("the coordinator has not answered for 60 s; waiting on")
+                silent += 1
+                if silent == MOST_SILENT:
+                    raise CoordinatorHangs(f"the coordinator has not answered for {silent * SILENCE} s") from None
+                progress.say(f"the coordinator has not answered for {silent * SILENCE} s; waiting on")
                 continue
             for line in report["lines"]:
                 progress.say(line)

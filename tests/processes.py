@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 120.0
+PATIENCE = 600.0  # seconds; a loaded machine is slow, and nothing depends on how long a wait is
 
 
 def free_ports(count: int) -> list[int]:
@@ -96,7 +96,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 @contextmanager
-def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
+def head_node(folder: Path, resources: str = "{}", **env: str) -> Iterator[dict[str, str]]:
     """A real `ray start --head` on ports of its own and, because a submitted job finds its Ray through the temporary folder, with a
     temporary folder of its own. Yields what a user would put into the environment, and the addresses."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +106,7 @@ def head_node(folder: Path, **env: str) -> Iterator[dict[str, str]]:
     command += [f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"]
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie below it, and their paths have at most 107 bytes
     command += [f"--temp-dir={temporary}", "--num-cpus=4", "--num-gpus=0", f"--object-store-memory={300 * 2**20}"]
+    command += ["--resources", resources]
     log = folder / "head.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dflash_ray.draft.model import DraftModel
 from dflash_ray.draft.shape import SLIDING, DraftShape
+from dflash_ray.json_file import read_json_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
@@ -66,25 +67,23 @@ def read_shape(folder: Path) -> DraftShape:
     """The shape of an exported folder, ours or a published z-lab one. ValueError names the missing, wrong or contradicting key."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json_object(path)
     except FileNotFoundError:
         raise ValueError(f"{folder}: no {CONFIG}; this is not an exported drafter") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
     def need(name: str, kind: str, *places: Any) -> Any:
         """The value of a key that must stand in at least one place and agree wherever it stands."""
         found = [place[name] for place in places or (config,) if isinstance(place, dict) and place.get(name) is not None]
         if not found:
             raise ValueError(f"{path}: {name} is missing; it is never guessed, export the drafter again")
-        if any(value != found[0] for value in found):
+        if any(value != found[0] for value in found[1:]):
             raise ValueError(f"{path}: {name} stands there as {found[0]} and as {found[1]}; servers read either")
         if not _KINDS[kind](found[0]):
-            raise ValueError(f"{path}: {name} is {found[0]!r}; it must be a {kind}")
+            raise ValueError(f"{path}: {name} is {repr(found[0])[:60]}; it must be a {kind}")
         return found[0]
 
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: is no JSON object; this is not an exported drafter")
     dflash = config.get("dflash_config")
     layer_types = need("layer_types", "list of names")
     sliding = SLIDING in layer_types
@@ -111,9 +110,9 @@ def read_shape(folder: Path) -> DraftShape:
 
 
 _KINDS = {
-    "whole number": lambda value: type(value) is int,
-    "number": lambda value: type(value) in (int, float),
-    "list of whole numbers": lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+    "whole number": lambda value: type(value) is int and abs(value) < 2**31,
+    "number": lambda value: type(value) in (int, float) and abs(value) < 1e30,
+    "list of whole numbers": lambda value: isinstance(value, list) and all(type(item) is int and abs(item) < 2**31 for item in value),
     "list of names": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 }
 

@@ -20,6 +20,8 @@ _EPS = 1e-8  # of AdamW, torch's default
 _QUINTIC, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 _TOGETHER = 2**28  # values of matrices orthogonalised at one time: about 4 GiB of copies on a GPU
 
+STATE_PARTS = ("exp_avg", "exp_avg_sq", "step", "momentum")
+
 
 class Optimizer:
     """Moves float32 parameters, either by their `grad` (`step`) or, on a GPU with AdamW, in one pass (`step_in_one_pass`).

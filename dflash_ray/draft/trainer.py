@@ -34,7 +34,7 @@ from dflash_ray.draft.loss import block_losses, empty_sums, step_metrics
 from dflash_ray.draft.mask import Blocks
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.noise import add_noise
-from dflash_ray.draft.optim import Optimizer
+from dflash_ray.draft.optim import STATE_PARTS, Optimizer
 from dflash_ray.draft.reading import Reading
 from dflash_ray.draft.schedule import noise_std, rate_factor
 from dflash_ray.draft.shape import DraftShape
@@ -171,8 +171,7 @@ class DraftTrainer:
             else:
                 report["skipped"] = "non_finite"
         self._count(report["skipped"])
-        self.model.zero_grad(set_to_none=True)
-        self._clear()
+        self.forget_gradients()
         self.step += 1
         return report
 
@@ -197,6 +196,11 @@ class DraftTrainer:
                 parameter.grad = gradient
             self.optimizer.step(factor)
         return norm
+
+    def forget_gradients(self) -> None:
+        """As if no micro-step had been made since the last step."""
+        self.model.zero_grad(set_to_none=True)
+        self._clear()
 
     def _average(self) -> None:
         """Early on the average forgets faster, so that a short run's average does not remember its random start."""
@@ -278,14 +282,13 @@ class DraftTrainer:
             ("optimizer", self.config.optimizer.name, "optimizer.name"),
             ("total_steps", self.total_steps, "data, batching or train.epochs"),
         ):
-            if meta[what] != mine:
-                raise ValueError(f"the checkpoint's {what} is {meta[what]}, this run's is {mine}; resume with the same {key}")
+            if meta.get(what) != mine:
+                raise ValueError(f"the checkpoint's {what} is {meta.get(what)}, this run's is {mine}; resume with the same {key}")
+        self._check_state(tensors, meta)
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "averaged": {}}
         for name, tensor in tensors.items():
             kind, rest = name.split(".", 1)
             parts[kind][rest] = tensor
-        if bool(parts["averaged"]) != (self.averaged is not None):
-            raise ValueError("the checkpoint and this run differ in train.ema; resume with the same setting")
         self.model.load_state_dict(parts["model"])
         if self.averaged is not None:
             self.averaged.load_state_dict(parts["averaged"])
@@ -294,8 +297,38 @@ class DraftTrainer:
             self.fused.refresh()
         self.step, self.updates = meta["step"], meta["updates"]
         self.skipped, self._non_finite_in_a_row = dict(meta["skipped"]), meta["non_finite_in_a_row"]
-        self.model.zero_grad(set_to_none=True)
-        self._clear()
+        self.forget_gradients()
+
+    def _check_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """ValueError unless a `state_dict` of this run could have given these."""
+        counts = [meta.get("step"), meta.get("updates"), meta.get("non_finite_in_a_row")]
+        skipped = meta.get("skipped")
+        counts += list(skipped.values()) if isinstance(skipped, dict) and skipped.keys() == self.skipped.keys() else [None]
+        if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+            raise ValueError("the checkpoint's counts of steps are damaged")
+        averaged = {name for name in tensors if name.startswith("averaged.")}
+        if bool(averaged) != (self.averaged is not None):
+            raise ValueError("the checkpoint and this run differ in train.ema; resume with the same setting")
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        needed = {f"{kind}.{name}" for kind in ("model", "averaged")[: 1 + bool(averaged)] for name in shapes}
+        for name in sorted(needed | tensors.keys()):
+            kind, _, rest = name.partition(".")
+            part, rest = rest.split(".", 1) if kind == "optimizer" and "." in rest else ("", rest)
+            scalar = kind == "optimizer" and part == "step"
+            if name not in tensors:
+                raise ValueError(f"the checkpoint has no tensor {name}")
+            if rest not in shapes or kind not in ("model", "averaged", "optimizer") or (part not in STATE_PARTS) == (kind == "optimizer"):
+                raise ValueError(f"the checkpoint's tensor {name[:80]} is unknown")
+            if tensors[name].dtype != torch.float32 or tensors[name].shape != (torch.Size() if scalar else shapes[rest]):
+                raise ValueError(f"the checkpoint's tensor {name} is {tensors[name].dtype} {list(tensors[name].shape)}, not this run's")
+        kinds: dict[str, set[str]] = {}
+        for name in tensors:
+            if name.startswith("optimizer."):
+                _, part, rest = name.split(".", 2)
+                kinds.setdefault(rest, set()).add(part)
+        possible = [{"exp_avg", "exp_avg_sq", "step"}] + [{"momentum"}] * (self.config.optimizer.name == "muon")
+        if not all(parts in possible for parts in kinds.values()):
+            raise ValueError("the checkpoint's optimizer state is not whole, or of another optimizer")
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -8,12 +8,12 @@ as the target.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_ray.json_file import read_json_object
 from dflash_ray.target.shapes import SHAPES
 
 FAMILIES = (
@@ -27,6 +27,7 @@ FAMILIES = (
     "qwen3_5_moe",
     "qwen3_5_moe_text",
 )
+KINDS = ("full_attention", "sliding_attention", "linear_attention")
 _MASK_NAME = re.compile(r"<\|mask\|>|<mask>|\[mask\]", re.IGNORECASE)
 
 
@@ -90,35 +91,44 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
     if model_type not in FAMILIES:
         raise ValueError(f"target.path: {where} has model_type {model_type!r}; supported are {', '.join(FAMILIES)}")
 
-    def need(key: str) -> int:
+    def given(key: str, most: int = 2**31) -> int | None:
         value = text.get(key)
-        if value is None:
-            raise ValueError(f"target.path: {where} has no {key}; it is needed and never guessed")
-        if type(value) is not int or value < 1:
-            raise ValueError(f"target.path: {where} has {key} {value!r}; a whole number of at least 1 is expected")
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise ValueError(f"target.path: {where} has {key} {_short(value)}; a whole number of 1 to {most:,} is expected")
         return value
 
-    heads = need("num_attention_heads")
-    layers = need("num_hidden_layers")
+    def need(key: str, most: int = 2**31) -> int:
+        value = given(key, most)
+        if value is None:
+            raise ValueError(f"target.path: {where} has no {key}; it is needed and never guessed")
+        return value
+
+    heads = need("num_attention_heads", 65_536)
+    layers = need("num_hidden_layers", 10_000)
+    given("full_attention_interval")
+    given("max_window_layers", 10_000) if text.get("max_window_layers") != 0 else None
     layer_types = _layer_types(text, layers, where)
     eos = generation.get("eos_token_id", text.get("eos_token_id"))
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    if type(tied) not in (bool, type(None)):
+        raise ValueError(f"target.path: {where} has tie_word_embeddings {_short(tied)}; true or false is expected")
     return TargetFacts(
         model_type=model_type,
         num_layers=layers,
         hidden_size=need("hidden_size"),
         vocab_size=need("vocab_size"),
-        intermediate_size=text.get("intermediate_size") or need("moe_intermediate_size"),
+        intermediate_size=given("intermediate_size") or need("moe_intermediate_size"),
         num_attention_heads=heads,
-        num_key_value_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or need("hidden_size") // heads,
+        num_key_value_heads=given("num_key_value_heads", 65_536) or heads,
+        head_dim=given("head_dim") or need("hidden_size") // heads,
         rope_theta=_rope_theta(text, where),
         rms_norm_eps=_positive(text.get("rms_norm_eps"), "rms_norm_eps", where),
         max_position_embeddings=need("max_position_embeddings"),
         layer_types=layer_types,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
-        pad_token_id=text.get("pad_token_id"),
-        bos_token_id=text.get("bos_token_id"),
-        tie_word_embeddings=config.get("tie_word_embeddings", text.get("tie_word_embeddings")),
+        eos_token_ids=_ids(eos, "eos_token_id", where),
+        pad_token_id=next(iter(_ids(text.get("pad_token_id"), "pad_token_id", where)), None),
+        bos_token_id=next(iter(_ids(text.get("bos_token_id"), "bos_token_id", where)), None),
+        tie_word_embeddings=tied,
         config=text,
     )
 
@@ -137,6 +147,8 @@ def _layer_types(text: dict[str, Any], layers: int, where: str) -> tuple[str, ..
         else:
             windowed = text["model_type"] == "mistral" and text.get("sliding_window")
             types = ["sliding_attention" if windowed else "full_attention"] * layers
+    if not isinstance(types, list) or not all(kind in KINDS for kind in map(str, types)):
+        raise ValueError(f"target.path: {where} has layer_types {_short(types)}; a list of {', '.join(KINDS)} is expected")
     if len(types) != layers:
         raise ValueError(f"target.path: {where} has {len(types)} layer_types for {layers} layers")
     return tuple(types)
@@ -152,9 +164,22 @@ def _rope_theta(text: dict[str, Any], where: str) -> float:
 def _positive(value: Any, key: str, where: str) -> float:
     if value is None:
         raise ValueError(f"target.path: {where} has no {key}; add the value the target was trained with")
-    if type(value) not in (int, float) or not value > 0:
-        raise ValueError(f"target.path: {where} has {key} {value!r}; a positive number is expected")
+    if type(value) not in (int, float) or not 0 < value < 1e30:
+        raise ValueError(f"target.path: {where} has {key} {_short(value)}; a positive number is expected")
     return float(value)
+
+
+def _ids(value: Any, key: str, where: str) -> tuple[int, ...]:
+    """One id, a list of ids, or none."""
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(one) is int and -(2**31) <= one < 2**31 for one in found):
+        raise ValueError(f"target.path: {where} has {key} {_short(value)}; a token id or a list of them is expected")
+    return tuple(found)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:
@@ -184,10 +209,9 @@ def _reserved_ids(path: Path, facts: TargetFacts) -> dict[str, set[int]]:
     config = _read_json(path / "config.json")
     reserved: dict[str, set[int]] = {}
     for kind in ("pad", "eos"):
-        ids = {names[t] for t in [_content(settings.get(f"{kind}_token"))] if t in names}
+        ids = {names[t] for t in [_content(settings.get(f"{kind}_token"))] if isinstance(t, str) and t in names}
         for source in (config, facts.config, _read_json(path / "generation_config.json")):
-            value = source.get(f"{kind}_token_id")
-            ids |= set(value) if isinstance(value, list) else set() if value is None else {value}
+            ids |= set(_ids(source.get(f"{kind}_token_id"), f"{kind}_token_id", str(path)))
         reserved[kind] = ids
     return reserved
 
@@ -196,7 +220,7 @@ def _tokenizer_mask(path: Path) -> int | None:
     names = _token_names(path)
     for source in ("tokenizer_config.json", "special_tokens_map.json"):
         content = _content(_read_json(path / source).get("mask_token"))
-        if content in names:
+        if isinstance(content, str) and content in names:
             return names[content]
     found = sorted(token_id for name, token_id in names.items() if _MASK_NAME.fullmatch(name))
     return found[0] if found else None
@@ -205,12 +229,15 @@ def _tokenizer_mask(path: Path) -> int | None:
 def _token_names(path: Path) -> dict[str, int]:
     """Every token of the tokenizer files and its id; empty when the folder has none."""
     tokenizer = _read_json(path / "tokenizer.json")
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    names = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-    names.update({token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])})
-    decoder = _read_json(path / "tokenizer_config.json").get("added_tokens_decoder", {})
-    names.update({token["content"]: int(token_id) for token_id, token in decoder.items()})
-    return names
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    pairs = list(vocabulary.items()) if isinstance(vocabulary, dict) else []
+    pairs += [(token.get("content"), token.get("id")) for token in (added if isinstance(added, list) else []) if isinstance(token, dict)]
+    decoder = _read_json(path / "tokenizer_config.json").get("added_tokens_decoder")
+    for token_id, token in (decoder if isinstance(decoder, dict) else {}).items():
+        if isinstance(token, dict) and token_id.isascii() and token_id.isdigit() and len(token_id) < 10:
+            pairs.append((token.get("content"), int(token_id)))
+    return {name: token_id for name, token_id in pairs if isinstance(name, str) and type(token_id) is int}
 
 
 def _content(token: Any) -> str | None:
@@ -219,13 +246,10 @@ def _content(token: Any) -> str | None:
 
 def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         if required:
             raise ValueError(f"target.path: {path} does not exist; give a Hugging Face folder with config.json and weights") from None
         return {}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"target.path: {path} cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"target.path: {path} holds no JSON object")
-    return data
+    except ValueError as error:
+        raise ValueError(f"target.path: {path} {error}") from None

@@ -7,12 +7,13 @@ Nothing is loaded that was not asked for: no vision tower, no layer past the las
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dflash_ray.json_file import read_json_object
 from dflash_ray.target.facts import TargetFacts, target_facts
 
 _EMBEDDING = "embed_tokens.weight"
@@ -61,8 +62,11 @@ class Checkpoint:
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
         if name not in self._file_of:
             raise ValueError(f"target.path: {self.path} holds no tensor {name}")
-        with safe_open(self.path / self._file_of[name], framework="pt", device=str(device)) as file:
-            tensor = file.get_tensor(name)
+        try:
+            with safe_open(self.path / self._file_of[name], framework="pt", device=str(device)) as file:
+                tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"target.path: {self.path / self._file_of[name]}: {str(error).splitlines()[0]}") from None
         # a view into the file starts at any byte, and the last bits of a CPU product depend on where its operands start
         return tensor.clone() if tensor.device.type == "cpu" else tensor
 
@@ -71,19 +75,31 @@ def _index(path: Path) -> dict[str, str]:
     """Tensor name -> file name, from the index where there is one."""
     index = path / "model.safetensors.index.json"
     try:
-        if index.exists():
-            file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            missing = sorted({name for name in file_of.values() if not (path / name).exists()})
-            if missing:
-                raise ValueError(f"target.path: {path} lacks {missing[0]}, which its index names; copy the whole checkpoint")
-            return file_of
-        single = path / "model.safetensors"
-        if not single.exists():
-            raise ValueError(f"target.path: {path} holds no model.safetensors and no model.safetensors.index.json")
+        return _named_files(path, read_json_object(index).get("weight_map"))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        raise ValueError(f"target.path: weights of {path} cannot be read: {index.name}: {error}") from None
+    single = path / "model.safetensors"
+    if not single.is_file():
+        raise ValueError(f"target.path: {path} holds no model.safetensors and no model.safetensors.index.json")
+    try:
         with safe_open(single, framework="pt") as file:
             return {name: single.name for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"target.path: weights of {path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _named_files(path: Path, file_of: Any) -> dict[str, str]:
+    if not isinstance(file_of, dict):
+        raise ValueError("weight_map is no mapping of tensors to files")
+    for name in file_of.values():
+        if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 200 or not name.isprintable() or "/" in name or "\\" in name:
+            raise ValueError(f"{str(name)[:60]!r} is not the name of a file in this folder")
+    for name in sorted(set(file_of.values())):
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing; copy the whole checkpoint")
+    return file_of
 
 
 def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, str]:

@@ -1,0 +1,49 @@
+"""JSON objects from files that others wrote: one clear reason when they are none, never a hang and never a full memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 256 * 2**20
+MOST_NESTING = 100  # of brackets; writing what was read, or hashing it, recurses once per level
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in the regular file `path`. FileNotFoundError where there is none; ValueError says what is wrong, without the path."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block for ever
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is no regular file")
+        if status.st_size > MOST_BYTES:
+            raise ValueError(f"has {status.st_size:,} bytes; more than {MOST_BYTES:,} are not read as JSON")
+        data = file.read()
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("cannot be read as JSON: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"holds {type(value).__name__}, not a JSON object")
+    if _too_deep(value):
+        raise ValueError("cannot be read as JSON: nested too deeply")
+    return value
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_NESTING):
+        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one) if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
