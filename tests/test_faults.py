@@ -235,8 +235,7 @@ def node(head: dict[str, str], folder: Path, **resources: int) -> Iterator[subpr
 
 def test_a_lost_node_is_done_without_and_taken_back(undisturbed, material, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"
-    # large batches, so that tokens and features lie in the store of the node and are lost with it
-    sections = {"topology": "3-1", "placement": {"target_resources": {"room": 1}}, "debug": {"target_delay_seconds": 1.0}}
+    sections = {"topology": "3-1", "placement": {"target_resources": {"room": 1}}, "debug": {"target_delay_seconds": 4.0}}
     config = write_config(material, run, **sections)
     folder = RunFolder(run)
 
