@@ -141,8 +141,7 @@ def connect() -> None:
         except Exception as error:  # Ray has no type of its own for a daemon that did not start in time, as on an overloaded machine
             ray.shutdown()
             if attempt + 1 == attempts:
-                where = f"cannot join Ray at {os.environ.get('RAY_ADDRESS', 'auto')}" if joins else "Ray did not start"
-                raise Failed(f"{where}: {first_line(error)}") from None
+                raise Failed(f"no Ray: {first_line(error)}") from None
             time.sleep(1)
 
 

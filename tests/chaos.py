@@ -253,7 +253,7 @@ def _one_round(one: Round, report: Report, until: float, say: Callable[[str], No
         if one.ended():
             if one.job.returncode == 0:
                 return
-            if "Ray did not start" in one.log.read_text() and (overloaded := overloaded + 1) < 5:
+            if "failed: no Ray" in one.log.read_text() and (overloaded := overloaded + 1) < 5:
                 one._resume([])  # the machine is too busy for a Ray; that says nothing about the run
                 continue
             raise Stuck(f"exit code {one.job.returncode}: {one.log.read_text()[-3000:]}")
