@@ -1,4 +1,4 @@
-"""A run, or several overlaid on tokens, as one HTML file: `python -m jobs.report --run DIR [DIR ...] [--output FILE.html]`.
+"""A run, or several overlaid on tokens, as one HTML file: `python -m jobs.report [--run DIR [DIR ...]] [--output FILE.html]`.
 
 Reads the run folders only, so it also works while a run goes on. The file needs no network and nothing beside it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_ray.report.page import report_html
+from dflash_ray.run_place import newest_run
 from jobs.cli import Arguments, run
 
 MOST_RUNS = 8  # colours that can be told apart
@@ -15,13 +16,14 @@ MOST_RUNS = 8  # colours that can be told apart
 
 def main(argv: list[str]) -> int:
     parser = Arguments(prog="python -m jobs.report", description=__doc__)
-    parser.add_argument("--run", required=True, nargs="+", type=Path, action="extend", metavar="DIR", help="folders of runs")
+    parser.add_argument("--run", nargs="+", type=Path, action="extend", metavar="DIR", help="folders of runs; default: the newest run")
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="default: report.html in the first run's folder")
     args = parser.parse_args(argv)
-    if len(args.run) > MOST_RUNS:
-        raise ValueError(f"--run: {len(args.run)} runs; a page shows at most {MOST_RUNS}")
-    output = args.output or args.run[0] / "report.html"
-    page = report_html(args.run)
+    runs = args.run or [newest_run()]
+    if len(runs) > MOST_RUNS:
+        raise ValueError(f"--run: {len(runs)} runs; a page shows at most {MOST_RUNS}")
+    output = args.output or runs[0] / "report.html"
+    page = report_html(runs)
     try:
         output.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -21,4 +21,5 @@ case $tier in
 esac
 # one thread per process: the tests' arithmetic is tiny, and results are compared bit for bit
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_DEDUP_LOGS=0
-exec .venv/bin/python -m pytest -m "$select" "$@"
+# two at a time: most of a test on a local Ray is waiting for processes to start
+exec .venv/bin/python -m pytest -n 2 --dist loadfile -m "$select" "$@"
