@@ -11,6 +11,9 @@ import os
 from collections import Counter
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from dflash_ray.setup import RunSpec
 
 # settings of the driver's environment that its actors need on every node; no secrets, Ray shows them to everyone
@@ -34,7 +37,15 @@ def start(kind: Any, role: str, name: str, spec: RunSpec, *args: Any) -> Any:
     options = actor_options(role, name, spec)
     if _started[name] > 1:
         options["name"] = f"{name}~{_started[name]}"
+    if role == "batcher":
+        options |= on_this_node()
     return kind.options(**options).remote(*args)
+
+
+def on_this_node() -> dict[str, Any]:
+    """Options that keep an actor on its maker's node: what a run cannot do without lives and dies with its driver, not with some node
+    that a target happens to be on."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)}
 
 
 def environment(spec: RunSpec) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from actors.coordinator import CoordinatorActor
-from actors.placement import actor_options, gpus_wanted
+from actors.placement import actor_options, gpus_wanted, on_this_node
 from actors.run_state import cause_of, first_line
 from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
 from dflash_ray.config import Config, merge, validate
@@ -161,7 +161,7 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
         "started": time.time(),
         "environment": environment(),
     }
-    coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec)).remote(
+    coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec), **on_this_node()).remote(
         spec, plan.resume, _store_bytes(), facts
     )
     running = coordinator.run.remote()

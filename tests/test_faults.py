@@ -170,7 +170,8 @@ def test_a_full_disk_stops_neither_training_nor_what_was_saved(undisturbed, mate
             wait_until(lambda: b"checkpoint: step 4" in log.read_bytes() or job.poll() is not None, "a checkpoint")
             filler = fill(disk)
             wait_until(lambda: b"checkpoint_failed" in log.read_bytes() or job.poll() is not None, "a checkpoint that does not fit")
-            assert b"cannot write" in log.read_bytes() and b"lines wait in memory" in log.read_bytes()
+            told = (b"cannot write", b"lines wait in memory")
+            wait_until(lambda: all(text in log.read_bytes() for text in told) or job.poll() is not None, "the lines that wait")
             assert newest_whole(folder.checkpoints)[0] is not None
             filler.unlink()
             wait_until(lambda: log.read_bytes().count(b"checkpoint: step") > 1 or job.poll() is not None, "the next checkpoint")
