@@ -27,6 +27,14 @@ def local_ray():
 
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(address="local", num_cpus=4, num_gpus=0, object_store_memory=512 * 2**20, include_dashboard=False, logging_level="warning")
+    options = {"num_cpus": 4, "num_gpus": 0, "object_store_memory": 512 * 2**20, "include_dashboard": False, "logging_level": "warning"}
+    for attempt in range(3):
+        try:
+            ray.init(address="local", **options)
+            break
+        except Exception as error:  # Ray has no type of its own for "not up within 30 s", which an overloaded machine needs
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt == 2:
+                raise
     yield ray
     ray.shutdown()

@@ -95,6 +95,21 @@ def end(process: subprocess.Popen) -> None:
     process.wait(timeout=30)
 
 
+def ray_start(command: list[str], log: Path, cwd: Path = ROOT, **env: str) -> subprocess.Popen:
+    """`ray start --block` that is up. Ray itself gives up after 30 s, which an overloaded machine needs for other things: tried thrice."""
+    for _ in range(3):
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, cwd=cwd, env=environment(**env), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        wait_until(lambda: b"Ray runtime started" in log.read_bytes() or process.poll() is not None, "ray start")  # noqa: B023
+        if process.poll() is None:
+            return process
+        if b"timed out during startup" not in log.read_bytes():
+            break
+    raise AssertionError(log.read_text())
+
+
 @contextmanager
 def head_node(folder: Path, resources: str = "{}", **env: str) -> Iterator[dict[str, str]]:
     """A real `ray start --head` on ports of its own and, because a submitted job finds its Ray through the temporary folder, with a
@@ -107,14 +122,8 @@ def head_node(folder: Path, resources: str = "{}", **env: str) -> Iterator[dict[
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie below it, and their paths have at most 107 bytes
     command += [f"--temp-dir={temporary}", "--num-cpus=4", "--num-gpus=0", f"--object-store-memory={300 * 2**20}"]
     command += ["--resources", resources]
-    log = folder / "head.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment(**env), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = ray_start(command, folder / "head.log", cwd=folder, **env)
     try:
-        wait_until(lambda: b"Ray runtime started" in log.read_bytes() or process.poll() is not None, "ray start --head")
-        assert process.poll() is None, log.read_text()
         yield {
             "gcs": f"127.0.0.1:{gcs}",
             "dashboard": f"http://127.0.0.1:{dashboard}",

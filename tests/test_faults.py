@@ -15,7 +15,7 @@ import yaml
 from dflash_ray.checkpoint import list_checkpoints, newest_whole
 from dflash_ray.run_folder import RunFolder
 from tests.faults import Saboteur, account, actors, losses_of, send, state_of
-from tests.processes import PATIENCE, alive, end, environment, family, free_ports, head_node, start_job, wait_until
+from tests.processes import PATIENCE, alive, end, family, free_ports, head_node, ray_start, start_job, wait_until
 from tests.tiny_runs import dense_material, tiny_config, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -223,12 +223,8 @@ def node(head: dict[str, str], folder: Path, **resources: int) -> Iterator[subpr
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head['gcs']}", "--disable-usage-stats"]
     command += [f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}", "--num-cpus=2", "--num-gpus=0"]
     command += [f"--object-store-memory={200 * 2**20}", "--resources", str(resources).replace("'", '"')]
-    log = folder / f"node-{metrics}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    process = ray_start(command, folder / f"node-{metrics}.log")
     try:
-        wait_until(lambda: b"Ray runtime started" in log.read_bytes() or process.poll() is not None, "the second node")
-        assert process.poll() is None, log.read_text()
         yield process
     finally:
         end(process)
