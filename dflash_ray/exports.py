@@ -47,10 +47,8 @@ def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[
         facts["data"] = config.data.path.name
     if "topology" in summary:
         facts["topology"] = f"{summary['topology']} (targets-drafters)"
-    if config.target.path is not None and config.target.path.is_dir():
-        from dflash_ray.target.weights import embedding_and_head
-
-        facts["embedding and head it was trained with"] = f"SHA-256 {embedding_and_head(config.target.path)[2]}"
+    if trainer.get("tables"):
+        facts["embedding and head it was trained with"] = f"SHA-256 {trainer['tables']}"
     best = _read_json(folder / "best.json")
     tau = {}
     if best.get("checkpoint") == checkpoint.path.name:

@@ -100,9 +100,10 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
 
     if spec.config.target.weights == "random":
         embed = head = random_embedding(spec.facts, spec.config.run.seed, spec.device)
+        tables = f"random {spec.device} {spec.config.run.seed}"
     else:
-        embed, head, _ = embedding_and_head(spec.config.target.path)
-    return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps)
+        embed, head, tables = embedding_and_head(spec.config.target.path)
+    return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps, tables=tables)
 
 
 class RunBatches:

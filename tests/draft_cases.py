@@ -87,7 +87,7 @@ def small_trainer(shape: DraftShape | None = None, total_steps: int = 20, **over
     shape = shape or small_shape()
     config = load_config(overrides=merge({"draft": {"block_size": shape.block_size}, "train": {"head_chunk": 5}}, overrides))
     embed, head = random(shape.vocab, shape.hidden, seed=7).float(), random(shape.vocab, shape.hidden, seed=8).float()
-    return DraftTrainer(config, shape, embed, head, "cpu", total_steps)
+    return DraftTrainer(config, shape, embed, head, "cpu", total_steps, tables="0f1e2d")
 
 
 def features_for(batch: Batch, shape: DraftShape, seed: int = 3) -> torch.Tensor:

@@ -151,6 +151,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
 def test_state_is_float32_and_another_run_s_state_is_refused(tmp_path):
     from dflash_ray.config import validate
     from dflash_ray.setup import make_trainer, resolve
+    from dflash_ray.target.weights import embedding_and_head
     from tests.tiny_runs import tiny_config
 
     def trainer(**draft) -> DraftTrainer:
@@ -159,9 +160,12 @@ def test_state_is_float32_and_another_run_s_state_is_refused(tmp_path):
 
     one = trainer()
     state, meta = one.state_dict()
+    assert meta["tables"] == embedding_and_head(one.config.target.path)[2]
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     with pytest.raises(ValueError, match="shape"):
         trainer(num_layers=2).load_state_dict(state, meta)
+    with pytest.raises(ValueError, match="fingerprint None.*resume with the same target"):
+        one.load_state_dict(state, {key: value for key, value in meta.items() if key != "tables"})
     for change, named in (
         (lambda s: s.pop("model.fc.weight"), "no tensor model.fc.weight"),
         (lambda s: s.update({"model.more": torch.zeros(1)}), "model.more is unknown"),

@@ -238,6 +238,7 @@ def test_a_perfect_teacher_match_has_no_divergence():
         (lambda meta: meta | {"total_steps": 7}, "total_steps is 7, this run's is 20"),
         (lambda meta: meta | {"optimizer": "muon"}, "optimizer is muon"),
         (lambda meta: meta | {"shape": meta["shape"] | {"heads": 2}}, "shape is .*draft section"),
+        (lambda meta: meta | {"tables": "ffff"}, "fingerprint ffff, those of target.path have 0f1e2d; resume with the same target"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(change, says):

@@ -49,7 +49,7 @@ def test_which_checkpoint_is_exported(tmp_path, capsys, best, flags, expected):
     assert same(loaded(tmp_path / "out", trainer), weights[expected])
     assert f"step-{expected:08d}" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"- steps: {expected} of 20" in card
+    assert f"- steps: {expected} of 20" in card and f"SHA-256 {trainer.tables}" in card
     assert ("| 2.25 |" in card) == (best == expected)
 
 

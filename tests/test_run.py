@@ -13,7 +13,7 @@ from dflash_ray.config import validate
 from dflash_ray.dataset_writer import DatasetWriter
 from dflash_ray.run_folder import RunFolder
 from tests.tiny_runs import MASK_TOKEN, tiny_config
-from tests.tiny_targets import VOCAB
+from tests.tiny_targets import VOCAB, save_target
 
 pytestmark = pytest.mark.ray
 
@@ -98,12 +98,14 @@ def test_validation_does_not_change_training(undisturbed, material, tmp_path):
 
 
 def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
-    run = tmp_path / "run"
+    run, other = tmp_path / "run", tmp_path / "other"
+    save_target("qwen3_5", other, seed=1)
     train(material, run, train={"epochs": 1}, run={"max_steps": 2})
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in ("run.json", "config.yaml")}
     for changed, named in (
         ({"train": {"epochs": 2}}, "total_steps"),
         ({"train": {"epochs": 1}, "anchors": {"tokens_per_anchor": 6}}, "plan"),
+        ({"train": {"epochs": 1}, "target": {"path": str(other)}}, "embedding and a head of fingerprint .*resume with the same target"),
     ):
         with pytest.raises(ValueError, match=named):
             train(material, run, run={"resume": "auto"}, **changed)

@@ -49,7 +49,8 @@ class Diverged(RuntimeError):
 class DraftTrainer:
     """`embed` and `head` [V, H] are the target's frozen tables (one tensor where tied); `total_steps` fixes the schedule.
 
-    `fused` None lets the device decide how passes run; the numbers are those of the other way up to rounding.
+    `tables` is their fingerprint, which goes into the state in their place. `fused` None lets the device decide how passes run; the numbers
+    are those of the other way up to rounding.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class DraftTrainer:
         device: torch.device | str,
         total_steps: int,
         *,
+        tables: str = "",
         fused: bool | None = None,
     ) -> None:
-        self.config, self.shape, self.total_steps = config, shape, total_steps
+        self.config, self.shape, self.total_steps, self.tables = config, shape, total_steps, tables
         self.device = torch.device(device)
         self.dtype = compute_dtype(config.train.precision, self.device)
         self.gamma = decay_gamma(config.loss, shape.block_size)
@@ -268,6 +270,7 @@ class DraftTrainer:
             "shape": self.shape.as_dict(),
             "optimizer": self.config.optimizer.name,
             "total_steps": self.total_steps,
+            "tables": self.tables,
             "step": self.step,
             "updates": self.updates,
             "skipped": dict(self.skipped),
@@ -276,7 +279,7 @@ class DraftTrainer:
         return tensors, meta
 
     def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken. ValueError if shape, optimizer, schedule length or averaging differ."""
+        """Goes on where `state_dict` was taken. ValueError if shape, optimizer, schedule length, tables or averaging differ."""
         for what, mine, key in (
             ("shape", self.shape.as_dict(), "the draft section"),
             ("optimizer", self.config.optimizer.name, "optimizer.name"),
@@ -284,6 +287,11 @@ class DraftTrainer:
         ):
             if meta.get(what) != mine:
                 raise ValueError(f"the checkpoint's {what} is {meta.get(what)}, this run's is {mine}; resume with the same {key}")
+        if meta.get("tables") != self.tables:
+            raise ValueError(
+                f"the checkpoint was made with an embedding and a head of fingerprint {str(meta.get('tables'))[:12]}, those of target.path "
+                f"have {self.tables[:12]}; resume with the same target"
+            )
         self._check_state(tensors, meta)
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "averaged": {}}
         for name, tensor in tensors.items():

@@ -105,7 +105,7 @@ def _named_files(path: Path, file_of: Any) -> dict[str, str]:
 def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, str]:
     """Input embedding [V, H], output embedding [V, H] (the same tensor where tied) in their stored dtype, and their fingerprint.
 
-    The fingerprint (hex SHA-256 over shapes, dtypes and every byte) goes into checkpoints and exports in place of the matrices.
+    The fingerprint (hex SHA-256 over shapes, dtypes and every byte) goes into checkpoints and model cards in place of the matrices.
     """
     facts = target_facts(path)
     checkpoint = Checkpoint(path)
