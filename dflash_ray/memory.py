@@ -41,6 +41,9 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
             tokens * shape.features * width, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B"
         ),
     }
+    teacher = spec.teacher_rows(tokens, anchors)
+    if whole:
+        target["teacher rows"] = Bytes(teacher * hidden * width, f"{teacher:,} rows x {hidden:,} x {width} B")
     if spec.device == "cuda" and config.transport.kind != "object_store":
         slots, each = config.transport.slots, target["features"]
         target["buffers for direct copies"] = Bytes(slots * each.bytes, f"{slots} x {each.arithmetic}")
@@ -49,7 +52,7 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     state = drafter["master weights"].bytes + drafter["optimizer"].bytes
     host = {"checkpoint snapshot": Bytes(state, "master weights and optimizer state, copied between two steps")}
     each = spec.message_bytes(tokens, anchors)
-    rows = f" + {anchors:,} anchors x {shape.block_size - 1} teacher rows x {hidden:,} x {width} B" if whole else ""
+    rows = f" + {teacher:,} teacher rows x ({hidden:,} x {width} B + 4 B)" if whole else ""
     message = Bytes(each, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B{rows}")
     return RunMemory(target, drafter, host, message, Bytes(each * spec.window, f"{spec.window} batches x {each / 1e6:,.0f} MB"))
 

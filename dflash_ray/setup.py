@@ -42,9 +42,13 @@ class RunSpec:
         return 4 if precision == "float32" else 2
 
     def message_bytes(self, tokens: int, anchors: int) -> int:
-        """Most bytes that one batch's features (and teacher rows) take in the object store."""
-        rows = anchors * (self.shape.block_size - 1) if self.config.loss.needs_teacher else 0
-        return (tokens * self.shape.features + rows * self.shape.hidden) * self.feature_bytes
+        """Most bytes that one batch's features (and teacher rows with their int32 positions) take in the object store."""
+        rows = self.teacher_rows(tokens, anchors)
+        return (tokens * self.shape.features + rows * self.shape.hidden) * self.feature_bytes + 4 * rows
+
+    def teacher_rows(self, tokens: int, anchors: int) -> int:
+        """Most teacher rows of one batch: K-1 of each block, but every position once."""
+        return min(tokens, anchors * (self.shape.block_size - 1)) if self.config.loss.needs_teacher else 0
 
     @property
     def window(self) -> int:

@@ -57,6 +57,11 @@ def memory_estimate(
         ),
         "logits": _logits(shape, config, slots, width, fused),
     }
+    if loss.needs_teacher:
+        labels = anchors * (shape.block_size - 1)
+        kept["teacher rows"] = Bytes(
+            2 * labels * shape.hidden * width, f"2 batches x {anchors:,} anchors x {shape.block_size - 1} x {shape.hidden:,} x {width} B"
+        )
     if width == 2:
         kept["bf16 weights"] = Bytes(2 * count, f"{billions} x 2 B")
     else:

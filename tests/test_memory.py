@@ -1,0 +1,41 @@
+"""The arithmetic of a dry run is what the actors hold and send."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dflash_ray.config import validate
+from dflash_ray.memory import run_memory
+from dflash_ray.rehearsal import largest_batch
+from dflash_ray.setup import load_run_target, make_trainer, resolve
+from tests.tiny_runs import dense_material, tiny_config
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    folder = dense_material(tmp_path_factory.mktemp("memory"))
+    config = validate(tiny_config(folder, folder / "run", loss={"kl": 1.0, "dpace": 0.0}))
+    return resolve(config, device="cpu", run_dir=folder / "run")
+
+
+@pytest.mark.parametrize("anchors", [[0, 20, 40], range(0, 90, 2), range(100)], ids=["apart", "overlapping", "everywhere"])
+def test_a_message_with_teacher_rows_is_as_large_as_was_said(spec, anchors):
+    """Every position travels once, however many blocks want it; blocks at a document's end want fewer."""
+    batch = dataclasses.replace(largest_batch(100, 1, longest=100), anchors=np.array(anchors, np.int32))
+    features, positions, rows = load_run_target(spec).features_and_teacher(batch, spec.shape.block_size)
+    sent, said = features.nbytes + positions.nbytes + rows.nbytes, spec.message_bytes(100, len(anchors))
+    memory = run_memory(spec, 100, len(anchors))
+    assert memory.message.bytes == said and memory.target["features"].bytes == features.nbytes
+    assert sent <= said <= 1.05 * sent
+    assert rows.nbytes <= memory.target["teacher rows"].bytes <= 1.15 * rows.nbytes
+
+
+def test_staged_teacher_rows_are_as_large_as_was_said(spec):
+    batch = dataclasses.replace(largest_batch(100, 1, longest=100), anchors=np.arange(0, 90, 2).astype(np.int32))
+    features, positions, rows = load_run_target(spec).features_and_teacher(batch, spec.shape.block_size)
+    staged = make_trainer(spec, 3).stage(batch, features, (positions, rows))
+    memory = run_memory(spec, 100, 45)
+    assert memory.drafter["teacher rows"].bytes == 2 * staged.teacher.nbytes and memory.drafter["features"].bytes == 2 * features.nbytes
