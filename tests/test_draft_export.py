@@ -70,34 +70,49 @@ def test_transformers_keeps_window_and_theta():
     assert Qwen3Config(**export_config(small_shape())).sliding_window is None
 
 
-def test_server_parsers_find_what_they_look_for():
-    """A written schema, because neither server installs here.
+def test_servers_find_what_they_look_for():
+    """A written schema, because neither server installs here; both read the file through transformers' Qwen3Config.
 
-    vLLM (model_executor/models/qwen3_dflash.py, transformers_utils/configs): a layer is causal if `is_causal`, else
-    `dflash_config.causal`, else if it is sliding; its window is `dflash_config.swa_window_size` or `sliding_window`;
-    `dflash_config.use_swa` would force windows everywhere; `sample_from_anchor` true is refused; aux layers come from
-    `dflash_config.target_layer_ids` (+1) unless `eagle_aux_hidden_state_layer_ids` stands there.
-    SGLang (srt/speculative/dflash_utils.py): `num_hidden_layers`, `num_target_layers`, `block_size` and `target_layer_ids` in
-    dflash_config or at the top, `mask_token_id` an int; sliding layers need `sliding_window`; conv, selector, projector keys of other
-    families change the model.
+    vLLM 0.33.0 (config/speculative.py, transformers_utils/configs/eagle.py, model_executor/models/qwen3_dflash.py,
+    v1/worker/gpu/spec_decode/dflash/speculator.py and eagle/eagle3_utils.py): the class goes by an architecture that starts with DFlash; a
+    layer is causal if `is_causal`, else `dflash_config.causal`, else if it is sliding; its window is `dflash_config.swa_window_size` or
+    `sliding_window`, counted with the slot itself; aux layers are `eagle_aux_hidden_state_layer_ids`, else `dflash_config.target_layer_ids`
+    + 1, and the width of `fc` follows from their number; `rope_parameters` is needed; `dflash_config` and `eagle_config` are merged;
+    `sample_from_anchor` true is refused; the number of proposals is never read from `block_size`.
+    SGLang 0.5.23 (srt/speculative/dflash_utils.py, srt/models/dflash.py, srt/utils/hf_transformers/common.py): `num_target_layers`,
+    `block_size`, `target_layer_ids` and an int `mask_token_id` in dflash_config, else at the top; layers as in vLLM; the base from
+    `rope_parameters`, else 10,000 without a word; keys of other families (convolution, selector, projector) change the model.
     """
-    config = export_config(QWEN)
-    inner = config["dflash_config"]
-    for key in (
-        "is_causal",
-        "eagle_aux_hidden_state_layer_ids",
-        "is_neox_style",
-        "target_hidden_size",
-        "text_config",
-        "quantization_config",
-    ):
-        assert key not in config
+    raw = export_config(QWEN)
+    inner, read = raw["dflash_config"], Qwen3Config(**raw)
+    assert all(name.startswith("DFlash") for name in read.architectures)
+    assert read.layer_types == [SLIDING] * 4 + [FULL] and read.sliding_window == 2048
+    assert read.rope_parameters == {"rope_type": "default", "rope_theta": 1e7}
+    assert read.dflash_config == inner and (read.num_target_layers, read.block_size) == (64, inner["block_size"])
     assert set(inner) == {"block_size", "mask_token_id", "target_layer_ids", "sample_from_anchor"}
     assert inner["sample_from_anchor"] is False
     assert all(type(value) is int for value in (inner["mask_token_id"], inner["block_size"], *inner["target_layer_ids"]))
-    assert all(0 <= layer < config["num_target_layers"] - 1 for layer in inner["target_layer_ids"])
-    assert inner["block_size"] == config["block_size"]
-    assert "partial_rotary_factor" not in json.dumps(config) and "mrope" not in json.dumps(config)
+    assert all(0 <= layer < raw["num_target_layers"] - 1 for layer in inner["target_layer_ids"])
+    for key in (
+        "is_causal",
+        "eagle_config",
+        "eagle_aux_hidden_state_layer_ids",
+        "is_neox_style",
+        "rope_is_neox_style",
+        "use_aux_hidden_state",
+        "use_gemma_norm",
+        "target_hidden_size",
+        "draft_vocab_size",
+        "has_own_lm_head",
+        "has_embed_tokens",
+        "attention_sink_bias",
+        "logit_scale",
+        "n_predict",
+        "text_config",
+        "quantization_config",
+    ):
+        assert getattr(read, key, None) is None, key  # none written, and none that transformers adds
+    assert "partial_rotary_factor" not in json.dumps(raw) and "mrope" not in json.dumps(raw)
 
 
 def test_tensors_on_disk_are_the_contract(exported):
@@ -159,6 +174,8 @@ def test_a_missing_dflash_key_is_refused_by_name(exported, key):
         "vocab_size",
         "rms_norm_eps",
         "max_position_embeddings",
+        "architectures",
+        "model_type",
     ],
 )
 def test_a_missing_key_is_refused_by_name(exported, key):
@@ -186,6 +203,28 @@ def change_inner(**values):
         (change_inner(target_layer_ids="1,3"), "target_layer_ids"),
         (change_inner(mask_token_id=99), "99 has no embedding"),
         (lambda c: c.update(dflash_config=None), "block_size|mask_token_id is missing"),
+        (lambda c: c.update(architectures=["DFlash2DraftModel"]), r"architectures is \['DFlash2DraftModel'\]"),
+        (lambda c: c.update(rms_norm_eps=0), "rms_norm_eps is 0"),
+        (lambda c: c["rope_parameters"].update(rope_type="yarn", factor=4.0), "rope_type is yarn; supported is default"),
+        (lambda c: c.update(rope_scaling={"type": "linear", "factor": 2.0}), "type is linear"),
+        (lambda c: c.update(partial_rotary_factor=0.25), "partial_rotary_factor is 0.25; supported is 1.0"),
+        (lambda c: c["rope_parameters"].update(partial_rotary_factor=0.25), "partial_rotary_factor is 0.25"),
+        (lambda c: c["rope_parameters"].update(mrope_section=[1, 1, 1]), "mrope_section"),
+        (lambda c: c.update(is_neox_style=False), "is_neox_style is False"),
+        (lambda c: c.update(is_causal=True), "is_causal is True; it is not supported"),  # one sliding and one full layer
+        (change_inner(causal=False), "causal is False"),
+        (change_inner(sample_from_anchor=True), "sample_from_anchor is True; supported is False"),
+        (change_inner(use_swa=True), "use_swa is True"),
+        (change_inner(swa_window_size=9), "swa_window_size is 9; supported is 3"),
+        (
+            lambda c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3]),
+            r"eagle_aux_hidden_state_layer_ids is \[1, 3\]; supported is \[2, 4\]",
+        ),
+        (lambda c: c.update(hidden_act="gelu"), "hidden_act is gelu; supported is silu"),
+        (lambda c: c.update(attention_bias=True), "attention_bias is True"),
+        (change_inner(projector_type="domino"), "projector_type is domino"),
+        (change_inner(conv_kernel_size=4), "conv_kernel_size is 4"),
+        (lambda c: c.update(use_gemma_norm=True), "use_gemma_norm is True"),
         (lambda c: c.update(intermediate_size=24), r"mlp.gate_proj.weight is \[20, 12\] instead of \[24, 12\]"),
     ],
 )
@@ -257,6 +296,17 @@ def test_a_published_folder_with_older_keys_is_read(exported):
     assert read_shape(folder) == shape
     spoiled(folder, lambda config: [config["dflash_config"].pop("block_size"), config.update(block_size=4)])
     assert read_shape(folder) == shape
+
+
+@pytest.mark.parametrize(("kinds", "causal"), [((SLIDING, SLIDING), True), ((FULL, FULL), False)])
+def test_a_mask_that_is_written_out_may_say_what_the_layers_say(tmp_path, kinds, causal):
+    shape = small_shape(layer_types=kinds, sliding_window=3)
+    export_drafter(small_model(shape).state_dict(), shape, tmp_path)
+    spoiled(tmp_path, lambda config: [config.update(is_causal=causal), config["dflash_config"].update(causal=causal)])
+    assert read_shape(tmp_path) == shape
+    spoiled(tmp_path, lambda config: config.update(is_causal=not causal))
+    with pytest.raises(ValueError, match=f"is_causal is {not causal}; supported is {causal}"):
+        read_shape(tmp_path)
 
 
 def test_the_card_says_how_to_serve():

@@ -89,7 +89,10 @@ def read_shape(folder: Path) -> DraftShape:
     sliding = SLIDING in layer_types
     if sliding and not config.get("use_sliding_window"):
         raise ValueError(f"{path}: use_sliding_window must be true for {SLIDING} layers; Qwen3Config drops the window otherwise")
-    return DraftShape(
+    need("model_type", "name")
+    if "DFlashDraftModel" not in need("architectures", "list of names"):
+        raise ValueError(f"{path}: architectures is {config['architectures']}; a DFlashDraftModel is read")
+    shape = DraftShape(
         hidden=need("hidden_size", "whole number"),
         vocab=need("vocab_size", "whole number"),
         intermediate=need("intermediate_size", "whole number"),
@@ -107,9 +110,56 @@ def read_shape(folder: Path) -> DraftShape:
         rms_norm_eps=need("rms_norm_eps", "number"),
         max_position_embeddings=need("max_position_embeddings", "whole number"),
     )
+    if wrong := _another_model(config, shape):
+        raise ValueError(f"{path}: {wrong}")
+    return shape
+
+
+# what servers and the reference read beside the shape (vLLM 0.33.0, SGLang 0.5.23), and the one value that is computed here; None: no value
+_FIXED = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "partial_rotary_factor": 1.0,
+    "mrope_section": None,
+    "is_neox_style": True,
+    "rope_is_neox_style": True,
+    "sample_from_anchor": False,
+    "use_swa": False,
+    "use_aux_hidden_state": True,
+    "use_gemma_norm": False,
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "output_multiplier": 1.0,
+    "logit_scale": 1.0,
+    "final_logit_softcapping": 0.0,
+    "projector_type": None,
+    "conv_kernel_size": 0,
+    "selector_rank": 0,
+}
+
+
+def _another_model(config: dict[str, Any], shape: DraftShape) -> str | None:
+    """The key that asks for other arithmetic than `DraftModel`'s: a drafter read without it would propose nonsense and say nothing."""
+    parts = [config.get(key) for key in ("dflash_config", "rope_parameters", "rope_scaling")]
+    inner, *ropes = (part if isinstance(part, dict) else {} for part in parts)
+    kinds = {kind == SLIDING for kind in shape.layer_types}
+    causal = kinds == {True} if len(kinds) == 1 else None  # inside the block: sliding layers are, full ones are not
+    wanted = [(key, place, value) for place in (config, inner, *ropes) for key, value in _FIXED.items()]
+    wanted += [(key, rope, "default") for rope in ropes for key in ("rope_type", "type")]
+    wanted += [
+        ("is_causal", config, causal),
+        ("causal", inner, causal),
+        ("swa_window_size", inner, shape.sliding_window),
+        ("eagle_aux_hidden_state_layer_ids", config, [tap + 1 for tap in shape.target_layer_ids]),
+    ]
+    for key, place, value in wanted:
+        if place.get(key) is not None and place[key] != value:
+            return f"{key} is {str(place[key])[:60]}; {'it is not supported' if value is None else f'supported is {value}'}"
+    return None
 
 
 _KINDS = {
+    "name": lambda value: isinstance(value, str),
     "whole number": lambda value: type(value) is int and abs(value) < 2**31,
     "number": lambda value: type(value) in (int, float) and abs(value) < 1e30,
     "list of whole numbers": lambda value: isinstance(value, list) and all(type(item) is int and abs(item) < 2**31 for item in value),

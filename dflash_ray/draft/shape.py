@@ -67,6 +67,8 @@ class DraftShape:
             raise ValueError(f"draft.head_dim: {self.head_dim} is odd; rotary positions turn pairs, use an even number")
         if not self.rope_theta or self.rope_theta <= 0:
             raise ValueError(f"draft: rope_theta is {self.rope_theta}; the target's config must give it, there is no default")
+        if not self.rms_norm_eps > 0:
+            raise ValueError(f"draft: rms_norm_eps is {self.rms_norm_eps}; it must be above 0")
         self._check_layers()
         _check_taps(self.target_layer_ids, self.num_target_layers)
         if not 0 <= self.mask_token_id < self.vocab:
