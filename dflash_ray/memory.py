@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_ray.draft.memory import Bytes, memory_estimate
+from dflash_ray.plan import EPOCHS_KEPT
 from dflash_ray.setup import RunSpec
 from dflash_ray.target.load import count_parameters
 
@@ -23,6 +24,7 @@ class RunMemory:
     drafter_host: dict[str, Bytes]
     message: Bytes
     window: Bytes
+    tokens: Bytes  # token batches that wait in the object store
 
 
 def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
@@ -54,7 +56,16 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     each = spec.message_bytes(tokens, anchors)
     rows = f" + {teacher:,} teacher rows x ({hidden:,} x {width} B + 4 B)" if whole else ""
     message = Bytes(each, f"{tokens:,} tokens x {len(shape.target_layer_ids)} taps x {hidden:,} x {width} B{rows}")
-    return RunMemory(target, drafter, host, message, Bytes(each * spec.window, f"{spec.window} batches x {each / 1e6:,.0f} MB"))
+    window = Bytes(each * spec.window, f"{spec.window} batches x {each / 1e6:,.0f} MB")
+    ahead = config.flow.prefetch_batches
+    waiting = Bytes(ahead * (tokens * 5 + anchors * 4), f"{ahead} batches x ({tokens:,} tokens x (4 + 1) B + {anchors:,} anchors x 4 B)")
+    return RunMemory(target, drafter, host, message, window, waiting)
+
+
+def plan_memory(samples: int, epochs: int) -> Bytes:
+    """What the batcher holds of a data set beside the interpreter: three numbers per sample, and where each one stands in an epoch."""
+    kept = min(epochs, EPOCHS_KEPT)
+    return Bytes(8 * samples * (3 + kept), f"{samples:,} samples x (length, candidates, anchors + {kept} epochs) x 8 B")
 
 
 def _target_weights(spec: RunSpec, layers: int, weights: int, width: int) -> Bytes:

@@ -23,7 +23,7 @@ from dflash_ray.packing import pack
 from dflash_ray.streams import shuffled, stream
 
 STRATEGIES = ("sorted", "random", "bucketed", "packed")
-_EPOCHS_KEPT = 2  # plans in memory at a time (16 MB each for 902,087 samples); others are made again when asked for
+EPOCHS_KEPT = 2  # plans in memory at a time (16 MB each for 902,087 samples); others are made again when asked for
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class RunPlan:
 
     def epoch_plan(self, epoch: int) -> EpochPlan:
         if epoch not in self._plans:
-            while len(self._plans) >= _EPOCHS_KEPT:
+            while len(self._plans) >= EPOCHS_KEPT:
                 del self._plans[next(iter(self._plans))]
             self._plans[epoch] = make_plan(self._lengths, self._anchor_counts, self.config, self.seed, epoch)
         return self._plans[epoch]

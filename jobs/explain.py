@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_ray.config import Config
-from dflash_ray.memory import GIB, SHM_SHARE, Bytes, refuse_what_cannot_fit, run_memory
+from dflash_ray.memory import GIB, SHM_SHARE, Bytes, plan_memory, refuse_what_cannot_fit, run_memory
 from dflash_ray.setup import RunSpec, check_data, open_batches, resolve
 from jobs.run_driver import run_dir
 
@@ -48,6 +48,10 @@ def explain(config: Config) -> dict[str, Any]:
         for kind, part in parts.items():
             table.add_row(actor, kind, f"{part.bytes / GIB:.2f}", part.arithmetic)
         table.add_row(actor, "total", f"{_total(parts) / GIB:.2f}", "", style="bold", end_section=True)
+    plan = plan_memory(sizes["samples"], config.train.epochs)
+    table.add_row("batcher, host", "plan", f"{plan.bytes / GIB:.2f}", plan.arithmetic)
+    table.add_row("coordinator, host", "references", "0.00", "it holds what names a batch, never the batch", end_section=True)
+    table.add_row("object store", "token batches", f"{memory.tokens.bytes / GIB:.2f}", memory.tokens.arithmetic)
     table.add_row("object store", "one message", f"{memory.message.bytes / GIB:.2f}", memory.message.arithmetic)
     table.add_row("object store", "window", f"{memory.window.bytes / GIB:.2f}", memory.window.arithmetic)
     console.print(table)
@@ -55,6 +59,9 @@ def explain(config: Config) -> dict[str, Any]:
         room = SHM_SHARE * shm_bytes
         fits = "fits" if memory.window.bytes <= room else "does not fit: fewer batches will be in flight"
         console.print(f"window: {memory.window.bytes / GIB:.2f} GiB of {SHM_SHARE:g} x {shm_bytes / GIB:.0f} GiB shared memory {fits}")
+    if gpu_bytes:
+        gib = ", ".join(f"{who} {_total(parts) / GIB:.1f}" for who, parts in (("a target", memory.target), ("the drafter", memory.drafter)))
+        console.print(f"of {gpu_bytes / GIB:.0f} GiB on a GPU: {gib} GiB")
     days = _days(spec, sizes["tokens"])
     if days is not None:
         console.print(days["text"])
@@ -69,6 +76,7 @@ def explain(config: Config) -> dict[str, Any]:
         "drafter_host_bytes": _total(memory.drafter_host),
         "message_bytes": memory.message.bytes,
         "window_bytes": memory.window.bytes,
+        "batcher_bytes": plan.bytes,
         "days": days["days"] if days else None,
         "config": spec.config.as_dict(),
     }

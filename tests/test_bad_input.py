@@ -210,7 +210,7 @@ def test_dry_run_explains_the_real_configuration(capsys):
     configs = Path(train.__file__).parent / "configs"
     assert train.main(["--config", str(configs / "qwen3.6-27b.yaml"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "1,730,213,120" in shown and "839 MB" in shown
+    assert "1,730,213,120" in shown and "839 MB" in shown and "of 141 GiB on a GPU: a target 52.6, the drafter 40.5 GiB" in shown
     bucketed = ["--config", str(configs / "qwen3.6-27b-bucketed.yaml"), "--dry-run", "--hardware.gpu_memory_gib"]
     assert train.main([*bucketed, "96"]) == 0
     with pytest.raises(ValueError, match="a drafter needs .* GiB"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from dflash_ray.config import validate
-from dflash_ray.memory import run_memory
+from dflash_ray.config import BatchingConfig, validate
+from dflash_ray.memory import plan_memory, run_memory
+from dflash_ray.plan import RunPlan
 from dflash_ray.rehearsal import largest_batch
 from dflash_ray.setup import load_run_target, make_trainer, resolve
 from tests.tiny_runs import dense_material, tiny_config
@@ -39,3 +42,22 @@ def test_staged_teacher_rows_are_as_large_as_was_said(spec):
     staged = make_trainer(spec, 3).stage(batch, features, (positions, rows))
     memory = run_memory(spec, 100, 45)
     assert memory.drafter["teacher rows"].bytes == 2 * staged.teacher.nbytes and memory.drafter["features"].bytes == 2 * features.nbytes
+
+
+def test_a_plan_is_as_large_as_was_said():
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        lengths, candidates = rng.integers(20, 4000, 20_000), rng.integers(1, 20, 20_000)
+        plan = RunPlan(lengths, np.minimum(candidates, 9), BatchingConfig(strategy="packed"), 0, 6)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert plan.total_batches > 0 and 0.95 < held / plan_memory(20_000, 6).bytes < 1.2
+
+
+def test_waiting_token_batches_are_as_large_as_was_said(spec):
+    batch = largest_batch(100, 7, longest=100)
+    sent = batch.input_ids.nbytes + batch.loss_mask.nbytes + batch.anchors.nbytes
+    assert run_memory(spec, 100, 7).tokens.bytes == spec.config.flow.prefetch_batches * sent
