@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,28 @@ def test_validation_does_not_change_training(undisturbed, material, tmp_path):
     folder, _, _ = train(material, tmp_path / "run", **THIRTY, validation={"batches": 0})
     assert losses(folder) == losses(undisturbed)
     assert not folder.read("validation.jsonl")
+
+
+def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
+    """A mixture with a teacher and with noise, through the actors and in one loop without Ray: the same bits."""
+    from dflash_ray.setup import load_run_target, make_trainer, open_batches, resolve
+
+    sections = {"loss": {"ce": 0.5, "kl": 1.0, "tv": 0.25, "dpace": 0.5}, "noise": {"start": 0.2, "end": 0.1, "steps": 4}}
+    sections |= {"train": {"epochs": 2, "batches_per_step": 2}, "run": {"max_steps": 6}, "topology": "2-1"}
+    folder, _, code = train(material, tmp_path / "run", **sections)
+    assert code == 0 and not [event for event in folder.read("events.jsonl") if event["event"] == "set_aside"]
+    spec = resolve(validate(tiny_config(material, tmp_path / "run", **sections)), device="cpu", run_dir=tmp_path / "run")
+    batches, target = open_batches(spec), load_run_target(spec)
+    trainer = make_trainer(spec, -(-batches.describe()["batches"] // 2))
+    for step, record in enumerate(folder.read("metrics.jsonl")):
+        sums = Counter()
+        for number in (2 * step, 2 * step + 1):
+            batch = batches.batch("train", number)
+            features, positions, rows = target.features_and_teacher(batch, spec.shape.block_size)
+            sums.update(trainer.micro_step(batch, features, (positions, rows)))
+        expected = trainer.step_metrics(sums) | trainer.optimizer_step(step)
+        assert {key: record[key] for key in expected if key in record} == {key: expected[key] for key in expected if key in record}
+        assert {"loss", "kl", "tv", "grad_norm", "lr", "noise_std"} <= record.keys() & expected.keys() and record["kl"] > 0
 
 
 def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
