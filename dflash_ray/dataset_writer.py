@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,15 +56,20 @@ class DatasetWriter:
             self._splits[split] = _SplitWriter(self._folder / split, self._shard_bytes)
         return self._splits[split].add(np.asarray(input_ids), np.asarray(loss_mask), source)
 
-    def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Adds the counts of every split under `splits`, writes the manifest, renames the folder into place, returns the manifest."""
+    def finish(self, manifest: dict[str, Any], beside: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Adds the counts of every split under `splits`, writes the manifest, renames the folder into place, returns the manifest.
+
+        `beside(manifest)`: name -> value of JSON files that appear in the folder with it.
+        """
         if not self._splits:
             raise ValueError(f"{self.path}: no samples to write")
         manifest = {**manifest, "splits": {name: split.close() for name, split in self._splits.items()}}
-        with open(self._folder / "manifest.json", "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
+        for name, value in {"manifest.json": manifest, **(beside(manifest) if beside else {})}.items():
+            with open(self._folder / name, "w", encoding="utf-8") as file:
+                json.dump(value, file, indent=1, sort_keys=name == "manifest.json")
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
         try:
             os.rename(self._folder, self.path)
         except OSError as error:

@@ -167,23 +167,27 @@ def prepare(
                 progress(prepared.bytes_read, total, counts)
         stage.flush()
         report = counts.as_dict()
+
+        def finished(splits: dict[str, Any]) -> dict[str, Any]:
+            report.update(splits, **_effort(counts, files, time.monotonic() - started, resumed))
+            return {REPORT: {"report": report, "made_from": identity}}
+
         if counts.samples:
-            made_with = {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"]}
-            report["splits"] = _write_splits(settings, stage, {**made_with, "counts": dict(report)})
-        report |= _effort(counts, files, time.monotonic() - started, resumed)
-        if counts.samples:
-            text = json.dumps({"report": report, "made_from": identity}, indent=1)
-            (settings.output / REPORT).write_text(text + "\n", encoding="utf-8")
+            made_with = {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"], "counts": dict(report)}
+            _write(settings, stage, made_with, finished)
+        else:
+            finished({})
         stage.remove()
     return report
 
 
-def _write_splits(settings: PrepareSettings, stage: Stage, manifest: dict[str, Any]) -> dict[str, Any]:
+def _write(settings: PrepareSettings, stage: Stage, manifest: dict[str, Any], finished: Callable[..., dict[str, Any]]) -> None:
+    """The data set with its report, in one rename."""
     held_out = validation_groups(stage.groups(), settings.validation)
     with DatasetWriter(settings.output) as writer:
         for ids, mask, group, source in stage.samples():
             writer.add("validation" if group in held_out else "train", ids, mask, source)
-        return writer.finish(manifest)["splits"]
+        writer.finish(manifest, lambda written: finished({"splits": written["splits"]}))
 
 
 def validation_groups(groups: np.ndarray, share: float) -> set[int]:

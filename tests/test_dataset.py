@@ -340,3 +340,17 @@ def fuzz_one(tmp_path_factory, data):
         opened.sample_ids  # noqa: B018
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+def test_files_beside_the_manifest_appear_with_it_or_not_at_all(tmp_path):
+    def broken(_manifest):
+        raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError), DatasetWriter(tmp_path / "data") as writer:
+        writer.add("train", [1, 2, 3], [0, 1, 1])
+        writer.finish({}, broken)
+    assert list(tmp_path.iterdir()) == []
+    with DatasetWriter(tmp_path / "data") as writer:
+        writer.add("train", [1, 2, 3], [0, 1, 1])
+        writer.finish({}, lambda manifest: {"report.json": {"samples": manifest["splits"]["train"]["samples"]}})
+    assert json.loads((tmp_path / "data" / "report.json").read_text()) == {"samples": 1}
