@@ -55,7 +55,6 @@ class Consumer:
         self.step_began = run.now()
         self.batches = 0
         self._tokens, self._seconds = 0, 0.0  # of micro-steps and optimizer steps
-        self.resumed: dict[str, Any] = {}  # meta of the checkpoint that the state came from
         self.initial: Path | None = None  # where the state comes from when there is no checkpoint yet; None: the seed
 
     # ---- the drafter's life --------------------------------------------------------------------------------------------------
@@ -86,7 +85,6 @@ class Consumer:
             cause = cause_of(error)
             raise (cause if isinstance(cause, ValueError) else RunFailed(f"the drafter could not start: {first_line(cause)}")) from None
         self._adopt(meta)
-        self.resumed = meta
         return meta["next_batch"]
 
     async def _timed(self, call: ray.ObjectRef, kind: str, size: int = 1, what: str = "") -> Any:

@@ -20,8 +20,9 @@ from actors.run_state import ActorLost, CouldNotStart, Crew, RunFailed, RunState
 from actors.target import TargetActor
 from actors.targets import TargetPool
 from actors.vitals import Vitals
-from dflash_ray.checkpoint import remove_leftovers
+from dflash_ray.checkpoint import Checkpoint, read_checkpoint, remove_leftovers
 from dflash_ray.deadline import Deadline
+from dflash_ray.draft.trainer import check_same_training
 from dflash_ray.flow import Flow
 from dflash_ray.line import Line
 from dflash_ray.metrics import Meter
@@ -104,6 +105,9 @@ class CoordinatorActor:
             queue_per_target=config.flow.queue_per_target,
             slow_factor=config.flow.slow_factor,
         )
+        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
+        if self.resume is not None:
+            self._check_identity(read_checkpoint(self.resume), identity, line.steps)
         folder, told = RunFolder(spec.run_dir), self._later
         await self._lock(folder)
         folder.create(config, self.facts)
@@ -113,7 +117,6 @@ class CoordinatorActor:
         run.feature_slot_bytes = plan["most_tokens"] * spec.shape.features * spec.feature_bytes
         run.most_tokens, run.most_anchors = plan["most_tokens"], plan["most_anchors"]
         run.stop_reason = self.early_stop
-        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         self.consumer = Consumer(run, self.pump, line.steps, identity)
         self.consumer.initial = self.resume
         self.pool = TargetPool(run, self.pump, self.consumer)
@@ -129,7 +132,6 @@ class CoordinatorActor:
         starting = asyncio.ensure_future(self.consumer.begin(self.resume))
         self.pool.resize(config.targets)
         next_batch = await starting
-        self._check_identity(identity)
         if next_batch:
             flow.skip_to(line.position(next_batch))
         run.folder.rewind(run.step, next_batch)
@@ -150,15 +152,18 @@ class CoordinatorActor:
                 raise ValueError(f"run.dir: another run writes to {folder.path}; stop it first, or choose another folder")
             await asyncio.sleep(0.5)
 
-    def _check_identity(self, mine: dict[str, Any]) -> None:
-        """A checkpoint continues only the run it was made by: the same data, plan and seed."""
+    def _check_identity(self, checkpoint: Checkpoint, mine: dict[str, Any], total_steps: int) -> None:
+        """A checkpoint continues only the run it was made by: the same data, plan, seed and drafter."""
         keys = {"plan": "data, batching, anchors, train.epochs", "dataset": "data.path", "batches_per_step": "train.batches_per_step"}
-        for name, value in self.consumer.resumed.items():
+        for name, value in checkpoint.meta.items():
             if name in mine and mine[name] != value:
                 raise ValueError(
                     f"--resume: the checkpoint's {name} is {value}, this run's is {mine[name]}; "
                     f"continue with the same {keys.get(name, 'run.' + name)}, or start over with --fresh"
                 )
+        if "trainer" not in checkpoint.meta:
+            raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
+        check_same_training(checkpoint.meta["trainer"], self.spec.shape, self.spec.config.optimizer.name, total_steps)
 
     def _window_bytes(self, plan: dict[str, Any]) -> int:
         """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""

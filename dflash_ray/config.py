@@ -40,7 +40,15 @@ def _numbers(value: Any) -> Any:
 
 
 IntList = Annotated[list[int], BeforeValidator(_numbers)]
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+def _path(value: Path) -> Path:
+    if "\0" in str(value):
+        raise ValueError("holds a NUL; no path does")
+    return value.expanduser()
+
+
+UserPath = Annotated[Path, AfterValidator(_path)]
 AutoIntList = Annotated[Literal["auto"] | list[int], BeforeValidator(_numbers)]
 
 
@@ -165,7 +173,7 @@ class ScheduleConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1, le=1000)
     batches_per_step: int = Field(1, ge=1, description="consecutive batches whose gradients make one optimizer step")
     precision: Literal["auto", "float32", "bf16"] = Field("auto", description="matmuls; master weights, moments and losses are float32")
     head_chunk: int = Field(2048, ge=1, description="label rows whose logits exist at one time")

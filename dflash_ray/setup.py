@@ -75,8 +75,12 @@ def resolve(config: Config, *, device: str, run_dir: Path, namespace: str = "dfl
     config = validate(merge(config.as_dict(), {"draft": {"mask_token_id": mask}}))
     shape = resolve_shape(config.draft, facts)
     config = validate(merge(config.as_dict(), {"draft": {"target_layer_ids": list(shape.target_layer_ids)}}))
-    if config.draft.init != "random" and not Path(config.draft.init).is_dir():
-        raise ValueError(f"draft.init: {config.draft.init} is no folder; give `random` or the folder of an exported drafter")
+    if config.draft.init != "random":
+        from dflash_ray.draft.export import check_warm_start
+
+        if not Path(config.draft.init).is_dir():
+            raise ValueError(f"draft.init: {config.draft.init} is no folder; give `random` or the folder of an exported drafter")
+        check_warm_start(Path(config.draft.init), shape)
     strategy, reason = resolve_strategy(config.batching, facts.isolates_documents(device))
     return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir), namespace)
 

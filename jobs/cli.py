@@ -124,6 +124,17 @@ def take_flag(argv: list[str], name: str, *, repeat: bool = False, value: bool =
     return out
 
 
+def take_json(argv: list[str]) -> Path | None:
+    """Removes `--json OUT` from `argv`. ValueError where OUT cannot be written, before any work is done."""
+    given = take_flag(argv, "json")
+    if not given:
+        return None
+    path = Path(given[0])
+    require_absolute(json=path)
+    require_writable("--json", path)
+    return path
+
+
 def config_from(argv: list[str]) -> Config:
     """The config of `--config FILE ...`, the short flags and the dotted flags in `argv`, all of which it consumes."""
     files = [Path(path) for path in take_flag(argv, "config", repeat=True)]

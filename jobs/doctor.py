@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -29,12 +28,12 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         cli.print_settings(f"{__doc__}\n\nEvery setting is a flag:")
         return 0
-    out = cli.take_flag(argv, "json")
+    out = cli.take_json(argv)
     config = cli.config_from(argv)
     findings = look(config)
     show(findings)
-    if out:
-        Path(out[0]).write_text(json.dumps([finding.as_dict() for finding in findings], indent=1) + "\n", encoding="utf-8")
+    if out is not None:
+        cli.write_file("--json", out, json.dumps([finding.as_dict() for finding in findings], indent=1))
     return 1 if blockers(findings) else 0
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from jobs.cli import Arguments, run
+from jobs.cli import Arguments, require_writable, run, write_file
 
 THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
     args = vars(parser.parse_args(argv))
 
     for flag in ("json", "trace"):
-        if args[flag] is not None and not args[flag].parent.is_dir():
-            raise ValueError(f"--{flag} {args[flag]}: its folder does not exist; create it first")
+        if args[flag] is not None:
+            require_writable(f"--{flag}", args[flag])
 
     threads = args.pop("threads")
     if threads is not None:
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         if bar.live.is_started:  # stopping one that never started prints an empty line
             bar.stop()
     if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_file("--json", out, json.dumps(result, indent=1))
     show(result)
     return 0
 

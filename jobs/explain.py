@@ -14,12 +14,13 @@ from rich.table import Table
 from dflash_ray.config import Config
 from dflash_ray.memory import GIB, SHM_SHARE, Bytes, plan_memory, refuse_what_cannot_fit, run_memory
 from dflash_ray.setup import RunSpec, check_data, open_batches, resolve
-from jobs.run_driver import run_dir
+from jobs.run_driver import refuse_relative_paths, run_dir
 
 PACKED_FILL = 0.99  # of the budget, what packing reaches on realistic lengths
 
 
 def explain(config: Config) -> dict[str, Any]:
+    refuse_relative_paths(config)
     hardware = config.hardware
     gpus = torch.cuda.device_count()
     device = "cuda" if gpus or hardware.gpu_memory_gib else "cpu"

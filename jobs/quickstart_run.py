@@ -151,10 +151,10 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
         "drafter alone, tokens/s": f"{summary['drafter_tokens_per_second']:,.0f}",
         "whole run, tokens/s": f"{summary['real_tokens_per_second']:,.0f} with {summary['topology']}",
         "padding efficiency": f"{100 * summary['padding_efficiency']:.1f}%",
-        "checkpoints": str(run_folder.checkpoints),
-        "exported drafter": str(folder / "export"),
-        "picture of loss and tau": str(picture),
-        "time": f"training {seconds['training']:.0f} s, with export and evaluation {seconds['all']:.0f} s",
+        "checkpoints": os.path.relpath(run_folder.checkpoints),
+        "exported drafter": os.path.relpath(folder / "export"),
+        "picture of loss and tau": os.path.relpath(picture),
+        "this call took": f"training {seconds['training']:.0f} s, with export and evaluation {seconds['all']:.0f} s",
     }
     console.rule("result", align="left")
     for name, value in rows.items():

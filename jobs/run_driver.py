@@ -55,15 +55,16 @@ def run_dir(config: Config) -> Path:
 
 def prepare(config: Config) -> RunPlan:
     """Every check that needs no actor. ValueError for what the user must change."""
-    _refuse_relative_paths(config)
+    refuse_relative_paths(config)
     folder = RunFolder(run_dir(config))
+    _refuse_no_folder(folder.path)
     resume = _find_resume(config, folder)
     # the target, the data and the machine are looked at before Ray starts: what is wrong is answered at once
+    config = _check_power(config)
     early = resolve(config, device="cpu", run_dir=folder.path)
     check_data(early)
     for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
         print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
-    config = _check_power(config)
     connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
@@ -78,7 +79,8 @@ def prepare(config: Config) -> RunPlan:
     return RunPlan(spec, folder, resume.path.absolute() if resume else None)
 
 
-def _refuse_relative_paths(config: Config) -> None:
+def refuse_relative_paths(config: Config) -> None:
+    """ValueError under `ray job submit` for a path that would be looked for in a folder that is thrown away."""
     if not under_job_submit():
         return
     paths = {"run.dir": config.run.dir, "data.path": config.data.path, "target.path": config.target.path}
@@ -88,6 +90,23 @@ def _refuse_relative_paths(config: Config) -> None:
                 f"{key}: {path} is relative, and under `ray job submit` the job runs in a temporary copy of the working directory; "
                 "give an absolute path that every node sees"
             )
+
+
+def _refuse_no_folder(path: Path) -> None:
+    """ValueError where no folder can be at `path`."""
+    try:
+        if path.exists():
+            if not path.is_dir():
+                raise ValueError(f"run.dir: {path} is a file; give a folder")
+            there = path
+        else:
+            there = next(parent for parent in path.absolute().parents if parent.exists())
+            if not there.is_dir():
+                raise ValueError(f"run.dir: {path} cannot be made, {there} is a file")
+    except OSError as error:
+        raise ValueError(f"run.dir: {str(path)[:200]}: {error.strerror}") from None
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"run.dir: {there} cannot be written to; give another folder")
 
 
 def _check_power(config: Config) -> Config:

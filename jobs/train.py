@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from jobs import cli
 from jobs.run_driver import drive, prepare
@@ -16,7 +15,7 @@ def main(argv: list[str]) -> int:
         cli.print_settings(f"{__doc__}\n\nEvery setting is a flag:")
         return 0
     dry_run = bool(cli.take_flag(argv, "dry-run", value=False))
-    out = cli.take_flag(argv, "json")
+    out = cli.take_json(argv)
     config = cli.config_from(argv)
     if dry_run:
         from jobs.explain import explain
@@ -26,8 +25,8 @@ def main(argv: list[str]) -> int:
     else:
         plan = prepare(config)
         report, code = drive(plan)
-    if out:
-        Path(out[0]).write_text(json.dumps(report, indent=1, default=str))
+    if out is not None:
+        cli.write_file("--json", out, json.dumps(report, indent=1, default=str))
     return code
 
 

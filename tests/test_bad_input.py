@@ -63,6 +63,15 @@ CASES = {
     "warm start from nowhere": (["--draft.init", "/no/such/drafter"], "draft.init"),
     "block of one": (["--draft.block_size", "1"], "draft.block_size"),
     "not a number": (["--optimizer.lr", "nan"], "optimizer.lr"),
+    "run folder below a file": (["--run.dir", f"{__file__}/run"], "is a file"),
+    "run folder is a file": (["--run.dir", __file__], "is a file"),
+    "run folder nobody can make": (["--run.dir", "/tmp/" + "x" * 300], "run.dir"),
+    "path with a NUL": (["--run.dir", "a\0b"], "NUL"),
+    "epochs without end": (["--train.epochs", "1000000000"], "train.epochs"),
+    "power from nowhere": (["--power.source", "file:/no/such"], "power.source"),
+    "result into no folder": (["--json", "/no/such/out.json"], "--json /no/such/out.json: cannot be written"),
+    "result into a folder": (["--dry-run", "--json", "/"], "--json /: cannot be written"),
+    "warm start from no drafter": (["--draft.init", "/usr"], "draft.init /usr: no config.json"),
 }
 
 
@@ -165,10 +174,11 @@ def test_relative_paths_under_job_submit(material, capsys, monkeypatch, tmp_path
     _, tree = material
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = tmp_path / "config.yaml"
-    for key in ("run.dir", "data.path", "target.path"):
-        config.write_text(yaml.safe_dump(tree))
-        error = refused(["--config", str(config), f"--{key}", "somewhere"], capsys, monkeypatch)
-        assert key in error and "absolute path" in error
+    config.write_text(yaml.safe_dump(tree))
+    for key in ("run.dir", "data.path", "target.path", "json"):
+        for more in ([], ["--dry-run"]):
+            error = refused(["--config", str(config), f"--{key}", "somewhere", *more], capsys, monkeypatch)
+            assert key in error and "absolute path" in error
 
 
 def test_a_target_that_is_broken(material, capsys, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,22 @@ def _another_model(config: dict[str, Any], shape: DraftShape) -> str | None:
         if place.get(key) is not None and place[key] != value:
             return f"{key} is {str(place[key])[:60]}; {'it is not supported' if value is None else f'supported is {value}'}"
     return None
+
+
+def check_warm_start(folder: Path, shape: DraftShape) -> DraftShape:
+    """The shape of an exported drafter from which one of `shape` can start: block size and windows may differ, nothing else."""
+    try:
+        there = read_shape(folder)
+    except ValueError as error:
+        raise ValueError(f"draft.init {error}") from None
+    free = ("block_size", "layer_types", "sliding_window", "max_position_embeddings")
+    for field in fields(shape):
+        if field.name not in free and getattr(there, field.name) != getattr(shape, field.name):
+            raise ValueError(
+                f"draft.init {folder}: its {field.name} is {getattr(there, field.name)}, this run's is {getattr(shape, field.name)}; "
+                "change the draft section or start from another drafter"
+            )
+    return there
 
 
 _KINDS = {

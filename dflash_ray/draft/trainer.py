@@ -16,7 +16,6 @@ micro-step waits for the device once, for its sums, when its backward pass is qu
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import Tensor
 from dflash_ray.batch import Batch
 from dflash_ray.config import Config
 from dflash_ray.draft.arrival import FeatureError, Staged, check_features
-from dflash_ray.draft.export import read_shape, read_tensors
+from dflash_ray.draft.export import check_warm_start, read_tensors
 from dflash_ray.draft.fused import FusedPass, GradientSums, fused_covers
 from dflash_ray.draft.labels import Labels, decay_gamma
 from dflash_ray.draft.loss import block_losses, empty_sums, step_metrics
@@ -280,13 +279,7 @@ class DraftTrainer:
 
     def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken. ValueError if shape, optimizer, schedule length, tables or averaging differ."""
-        for what, mine, key in (
-            ("shape", self.shape.as_dict(), "the draft section"),
-            ("optimizer", self.config.optimizer.name, "optimizer.name"),
-            ("total_steps", self.total_steps, "data, batching or train.epochs"),
-        ):
-            if meta.get(what) != mine:
-                raise ValueError(f"the checkpoint's {what} is {meta.get(what)}, this run's is {mine}; resume with the same {key}")
+        check_same_training(meta, self.shape, self.config.optimizer.name, self.total_steps)
         if meta.get("tables") != self.tables:
             raise ValueError(
                 f"the checkpoint was made with an embedding and a head of fingerprint {str(meta.get('tables'))[:12]}, those of target.path "
@@ -352,14 +345,17 @@ def serving_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
+def check_same_training(meta: dict[str, Any], shape: DraftShape, optimizer: str, total_steps: int) -> None:
+    """ValueError unless the `meta` of a `state_dict` is of such a trainer."""
+    for what, mine, key in (
+        ("shape", shape.as_dict(), "the draft section"),
+        ("optimizer", optimizer, "optimizer.name"),
+        ("total_steps", total_steps, "data, batching or train.epochs"),
+    ):
+        if meta.get(what) != mine:
+            raise ValueError(f"the checkpoint's {what} is {meta.get(what)}, this run's is {mine}; resume with the same {key}")
+
+
 def warm_start(folder: Path, shape: DraftShape) -> dict[str, Tensor]:
     """Float32 weights of an exported drafter, ours or a published one. Block size and windows may differ from it, nothing else."""
-    there = read_shape(folder)
-    free = ("block_size", "layer_types", "sliding_window", "max_position_embeddings")
-    for field in fields(shape):
-        if field.name not in free and getattr(there, field.name) != getattr(shape, field.name):
-            raise ValueError(
-                f"draft.init {folder}: its {field.name} is {getattr(there, field.name)}, this run's is {getattr(shape, field.name)}; "
-                "change the draft section or start from another drafter"
-            )
-    return {name: tensor.float() for name, tensor in read_tensors(folder, there).items()}
+    return {name: tensor.float() for name, tensor in read_tensors(folder, check_warm_start(folder, shape)).items()}
