@@ -131,6 +131,10 @@ def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTar
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no CUDA device here; use cpu")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"--device {device}: not a device; use auto, cpu or cuda") from None
     taps = list(read_shape(settings.drafter).target_layer_ids)
     target = load_target(settings.target, taps=taps, device=device, precision=settings.precision, with_head=True)
     model, _ = load_drafter(settings.drafter, target.embedding, target.head)

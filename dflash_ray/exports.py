@@ -52,6 +52,8 @@ def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[
     best = _read_json(folder / "best.json")
     tau = {}
     if best.get("checkpoint") == checkpoint.path.name:
+        if type(best.get("tau")) not in (int, float):
+            raise ValueError(f"{folder / 'best.json'}: tau is {str(best.get('tau'))[:60]!r}, not a number")
         tau["held-out conversations, mean over fixed blocks"] = best["tau"]
     return facts, tau
 

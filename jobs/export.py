@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflash_ray.json_file import read_json_object
 from jobs.cli import Arguments, run
 
 
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: is a file; give a folder")
+    _refuse_a_model(args.output / "config.json")
 
     from dflash_ray.draft.card import model_card
     from dflash_ray.draft.export import CONFIG, export_drafter
@@ -29,14 +31,26 @@ def main(argv: list[str]) -> int:
     checkpoint = choose_checkpoint(args.run, args.checkpoint)
     shape = DraftShape(**checkpoint.meta["shape"])
     facts, tau = facts_of_run(args.run, config, checkpoint)
-    (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
-    card = model_card(shape, config, config.run.name, facts, tau)
-    difference = export_drafter(serving_weights(checkpoint.tensors()), shape, args.output, card)
+    card, weights = model_card(shape, config, config.run.name, facts, tau), serving_weights(checkpoint.tensors())
+    try:
+        (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
+        difference = export_drafter(weights, shape, args.output, card)
+    except OSError as error:
+        raise ValueError(f"--output {args.output}: cannot be written: {error.strerror or error}") from None
     print(
         f"{args.output}: {len(shape.tensor_shapes())} tensors, {shape.parameters / 1e6:.1f} M parameters from {checkpoint.path}; "
         f"read back bit for bit, rounding to bf16 moves outputs by {difference:.1e} of the largest"
     )
     return 0
+
+
+def _refuse_a_model(config: Path) -> None:
+    """ValueError where the folder holds another model, the target for instance, which an export would overwrite."""
+    try:
+        if config.exists() and "dflash_config" not in read_json_object(config):
+            raise ValueError("holds another model; give a folder of its own")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--output {config.parent}: {getattr(error, 'strerror', None) or error}") from None
 
 
 if __name__ == "__main__":

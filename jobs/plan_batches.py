@@ -19,7 +19,7 @@ from dflash_ray.anchors import anchor_count
 from dflash_ray.config import AnchorConfig, BatchingConfig, Config, load_config
 from dflash_ray.dataset import open_dataset
 from dflash_ray.plan_report import batching_report
-from jobs.cli import require_writable, run, write_file
+from jobs.cli import Arguments, require_writable, run, write_file
 
 
 def main(argv: list[str]) -> int:
@@ -157,11 +157,9 @@ def _config(args: argparse.Namespace) -> Config:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Arguments:
     defaults = BatchingConfig()
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.plan_batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Arguments(prog="python -m jobs.plan_batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=Path, required=True, help=".npy file of lengths, or a data set folder")
     parser.add_argument("--token-budget", default=65536, help="most tokens of a batch, padding included (default %(default)s)")
     parser.add_argument("--max-rows", default=defaults.max_rows, help="most documents of a padded batch (default %(default)s)")

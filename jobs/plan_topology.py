@@ -29,8 +29,8 @@ def main(argv: list[str]) -> int:
     args, rest = _parser().parse_known_args(argv)
     for flag in ("json", "plot"):
         path = getattr(args, flag)
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"--{flag} {path}: its folder does not exist; create it first")
+        if path is not None:
+            cli.require_writable(f"--{flag}", path)
     measured = dict(_measured(text) for text in args.measured)
     known = gather(args, rest, measured)
     rates = known.rates()
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         except (OSError, ValueError) as error:
             raise ValueError(f"--plot {args.plot}: cannot be written: {error}") from None
     if args.json is not None:
-        args.json.write_text(json.dumps(as_json(known, rates, tables, best, measured), indent=1) + "\n", encoding="utf-8")
+        cli.write_file("--json", args.json, json.dumps(as_json(known, rates, tables, best, measured), indent=1))
     return 0
 
 

@@ -6,7 +6,6 @@ in runs/quickstart/.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from dflash_ray.config import Config, load_config
+from dflash_ray.json_file import read_json_object
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
 from jobs.cli import Arguments, run
 
@@ -32,11 +32,10 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     name = "quickstart" if args.target == "quickstart" else "quickstart-smollm2"
     folder = (args.run or Path("runs") / name).absolute()
-    if args.fresh:
-        for part in ("data", "export", "evaluation.json"):
-            path = folder / part
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        RunFolder(folder).clear()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--run {folder}: is a file; give a folder")
+    if args.fresh and folder.exists():
+        _clear(RunFolder(folder))
     config_file = HERE / "configs" / f"{name}.yaml"
     began = time.monotonic()
     target, prompts = _material(args.target, folder)
@@ -50,6 +49,23 @@ def main(argv: list[str]) -> int:
     seconds["all"] = time.monotonic() - began
     _report(folder, served, seconds)
     return 0
+
+
+def _clear(run_folder: RunFolder) -> None:
+    if not run_folder.lock():
+        raise ValueError(f"--fresh: another run writes to {run_folder.path}; stop it first")
+    for part in ("data", "evaluation.json", "training.png"):
+        path = run_folder.path / part
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    run_folder.clear()
+    run_folder.unlock()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; --fresh starts over") from None
 
 
 def _material(kind: str, folder: Path) -> tuple[Path, dict[str, Path]]:
@@ -80,7 +96,7 @@ def _prepare(target: Path, prompts: dict[str, Path], folder: Path) -> None:
 
 def _train(config: Config, folder: Path) -> None:
     summary = folder / "summary.json"
-    if summary.exists() and json.loads(summary.read_text())["finished"]:
+    if summary.exists() and _read(summary).get("finished"):
         return _skip("training")
     import ray
 
@@ -110,14 +126,14 @@ def _evaluate(target: Path, prompts: dict[str, Path], folder: Path, threads: int
     out = folder / "evaluation.json"
     if out.exists():
         _skip("evaluation")
-        return json.loads(out.read_text())
+        return _read(out)
     from jobs.evaluate import main as evaluate
 
     console.rule("serving: block-wise speculative decoding against plain greedy decoding", align="left")
     flags = ["--drafter", str(folder / "export"), "--target", str(target), "--prompts", str(prompts["heldout"])]
     if code := evaluate([*flags, "--threads", str(threads), "--limit", str(SERVED_PROMPTS), "--json", str(out)]):
         raise SystemExit(code)
-    return json.loads(out.read_text())
+    return _read(out)
 
 
 def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> None:
@@ -126,7 +142,7 @@ def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> 
     run_folder = RunFolder(folder)
     picture = folder / "training.png"
     plot_training(run_folder.read(METRICS), run_folder.read(VALIDATION), served["tau"], picture)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = _read(folder / "summary.json")
     summary |= {
         "tau": served["tau"],
         "lossless": served["lossless"],

@@ -227,3 +227,35 @@ def test_dry_run_explains_the_real_configuration(capsys):
         train.main([*bucketed, "96", "--anchors.tokens_per_anchor", "8"])
     with pytest.raises(ValueError, match="a target needs .* GiB"):
         train.main([*bucketed, "48"])
+
+
+@pytest.mark.parametrize("name", ["summary.json", "evaluation.json"])
+def test_a_quickstart_folder_that_is_damaged(name, capsys, monkeypatch, tmp_path):
+    from jobs import quickstart_run
+
+    for folder in ("data", "export"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "manifest.json").write_text("{}")
+    (tmp_path / "export" / "config.json").write_text("{}")
+    (tmp_path / "summary.json").write_text('{"finished": true}')
+    (tmp_path / name).write_text("{")
+    monkeypatch.setattr(sys, "argv", ["quickstart", "--run", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(quickstart_run.main)
+    assert exit_.value.code == 2
+    assert f"error: {tmp_path / name}: cannot be read as JSON" in capsys.readouterr().err
+
+
+def test_a_fresh_quickstart_leaves_a_run_at_work_alone(capsys, monkeypatch, tmp_path):
+    from dflash_ray.run_folder import RunFolder
+    from jobs import quickstart_run
+
+    other = RunFolder(tmp_path)
+    assert other.lock()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.setattr(sys, "argv", ["quickstart", "--fresh", "--run", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(quickstart_run.main)
+    other.unlock()
+    assert exit_.value.code == 2
+    assert "another run writes" in capsys.readouterr().err and (tmp_path / "metrics.jsonl").exists()

@@ -80,3 +80,28 @@ def test_nothing_to_export_is_one_clear_line(tmp_path, spoil, flags, says):
     with pytest.raises(ValueError, match=says):
         main(["--run", str(folder), "--output", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists()
+
+
+def test_another_model_is_not_overwritten(tmp_path):
+    folder, *_ = run_folder(tmp_path)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ValueError, match="holds another model"):
+        main(["--run", str(folder), "--output", str(target)])
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    assert (target / "config.json").read_text() == '{"model_type": "qwen3"}'
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path):
+    folder, *_ = run_folder(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="--output .*file/out"):
+        main(["--run", str(folder), "--output", str(tmp_path / "file" / "out")])
+
+
+def test_a_best_without_its_tau_is_one_clear_line(tmp_path):
+    folder, *_ = run_folder(tmp_path, best=2)
+    (folder / "best.json").write_text('{"checkpoint": "step-00000002"}')
+    with pytest.raises(ValueError, match="best.json: tau is 'None', not a number"):
+        main(["--run", str(folder), "--output", str(tmp_path / "out")])
