@@ -154,6 +154,9 @@ class CoordinatorActor:
 
     def _check_identity(self, checkpoint: Checkpoint, mine: dict[str, Any], total_steps: int) -> None:
         """A checkpoint continues only the run it was made by: the same data, plan, seed and drafter."""
+        if "trainer" not in checkpoint.meta:
+            raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
+        check_same_training(checkpoint.meta["trainer"], self.spec.shape, self.spec.config.optimizer.name, total_steps)
         keys = {"plan": "data, batching, anchors, train.epochs", "dataset": "data.path", "batches_per_step": "train.batches_per_step"}
         for name, value in checkpoint.meta.items():
             if name in mine and mine[name] != value:
@@ -161,9 +164,6 @@ class CoordinatorActor:
                     f"--resume: the checkpoint's {name} is {value}, this run's is {mine[name]}; "
                     f"continue with the same {keys.get(name, 'run.' + name)}, or start over with --fresh"
                 )
-        if "trainer" not in checkpoint.meta:
-            raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
-        check_same_training(checkpoint.meta["trainer"], self.spec.shape, self.spec.config.optimizer.name, total_steps)
 
     def _window_bytes(self, plan: dict[str, Any]) -> int:
         """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""

@@ -32,6 +32,7 @@ from jobs.cli import Failed, Stopped, under_job_submit
 from jobs.progress import Progress
 
 RAY_ATTEMPTS = 3
+PROCESS_BYTES = 0.3e9  # what an actor on a CPU takes before it has loaded anything
 SILENCE, MOST_SILENT = 60, 5  # seconds without an answer of the coordinator, and how often before it counts as hung
 
 
@@ -74,6 +75,8 @@ def prepare(config: Config) -> RunPlan:
             f"{config.placement.gpus_per_drafter:g} = {wanted:g} GPUs, the cluster has {gpus:g}; use fewer targets or "
             "lower placement.gpus_per_target"
         )
+    if not gpus:
+        _refuse_too_many_processes(config, ray.cluster_resources())
     namespace = f"dflash-ray-{config.run.name}-{secrets.token_hex(4)}"
     spec = resolve(config, device="cuda" if gpus else "cpu", run_dir=folder.path.absolute(), namespace=namespace)
     return RunPlan(spec, folder, resume.path.absolute() if resume else None)
@@ -90,6 +93,16 @@ def refuse_relative_paths(config: Config) -> None:
                 f"{key}: {path} is relative, and under `ray job submit` the job runs in a temporary copy of the working directory; "
                 "give an absolute path that every node sees"
             )
+
+
+def _refuse_too_many_processes(config: Config, resources: dict[str, float]) -> None:
+    """ValueError where a machine without GPUs could not even start the actors."""
+    needed, memory = (config.targets + 3) * PROCESS_BYTES, resources.get("memory")
+    if memory is not None and needed > memory:
+        raise ValueError(
+            f"topology: {config.topology} is {config.targets + 3:,} processes x {PROCESS_BYTES / 1e9:g} GB = {needed / 1e9:,.1f} GB before "
+            f"any model is loaded, and Ray has {memory / 1e9:,.1f} GB of memory; use fewer targets"
+        )
 
 
 def _refuse_no_folder(path: Path) -> None:

@@ -259,3 +259,18 @@ def test_a_fresh_quickstart_leaves_a_run_at_work_alone(capsys, monkeypatch, tmp_
     other.unlock()
     assert exit_.value.code == 2
     assert "another run writes" in capsys.readouterr().err and (tmp_path / "metrics.jsonl").exists()
+
+
+def test_more_targets_than_a_machine_without_gpus_can_start(material, capsys, monkeypatch, tmp_path):
+    from jobs import run_driver
+
+    monkeypatch.setattr(run_driver, "connect", lambda: None)
+    monkeypatch.setattr(run_driver.ray, "cluster_resources", lambda: {"memory": 16e9, "CPU": 2.0})
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(material[1]))
+    monkeypatch.setattr(sys, "argv", ["train", "--config", str(config), "--topology", "999-1"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(train.main)
+    assert exit_.value.code == 2
+    assert "1,002 processes x 0.3 GB = 300.6 GB" in capsys.readouterr().err
+    assert not (material[0] / "run").exists()

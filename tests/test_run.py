@@ -124,7 +124,7 @@ def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     save_target("qwen3_5", other, seed=1)
     train(material, run, train={"epochs": 1}, run={"max_steps": 2})
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in ("run.json", "config.yaml")}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for changed, named in (
         ({"train": {"epochs": 2}}, "total_steps"),
         ({"train": {"epochs": 1}, "anchors": {"tokens_per_anchor": 6}}, "plan"),
@@ -132,6 +132,9 @@ def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
     ):
         with pytest.raises(ValueError, match=named):
             train(material, run, run={"resume": "auto"}, **changed)
+    with pytest.raises(ValueError, match="total_steps"):
+        train(material, tmp_path / "other", run={"resume": str(next(run.glob("checkpoints/step-*")))}, train={"epochs": 2})
+    assert not (tmp_path / "other").exists()
     assert {path: path.read_bytes() for path in before} == before
 
 
