@@ -128,14 +128,17 @@ def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
     for changed, named in (
         ({"train": {"epochs": 2}}, "total_steps"),
         ({"train": {"epochs": 1}, "anchors": {"tokens_per_anchor": 6}}, "plan"),
-        ({"train": {"epochs": 1}, "target": {"path": str(other)}}, "embedding and a head of fingerprint .*resume with the same target"),
     ):
         with pytest.raises(ValueError, match=named):
             train(material, run, run={"resume": "auto"}, **changed)
     with pytest.raises(ValueError, match="total_steps"):
-        train(material, tmp_path / "other", run={"resume": str(next(run.glob("checkpoints/step-*")))}, train={"epochs": 2})
-    assert not (tmp_path / "other").exists()
+        train(material, tmp_path / "elsewhere", run={"resume": str(next(run.glob("checkpoints/step-*")))}, train={"epochs": 2})
+    assert not (tmp_path / "elsewhere").exists()
     assert {path: path.read_bytes() for path in before} == before
+    with pytest.raises(ValueError, match="embedding and a head of fingerprint .*resume with the same target"):
+        train(material, run, run={"resume": "auto"}, train={"epochs": 1}, target={"path": str(other)})
+    written = {path for path in before if path.read_bytes() != before[path]}
+    assert {path.name for path in written} <= {"run.json", "config.yaml"}
 
 
 def test_config_of_a_run_starts_the_same_run_again(undisturbed, material, local_ray, tmp_path):
