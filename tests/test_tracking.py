@@ -12,6 +12,15 @@ from dflash_ray.config import load_config
 from dflash_ray.tracking import QUEUE, Tracker
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_service_is_left():
+    """W&B's service process outlives the runs of the process that started it."""
+    yield
+    import wandb
+
+    wandb.teardown()
+
+
 def tracked(folder: Path, records: int, monkeypatch, **env: str) -> list[str]:
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
