@@ -8,6 +8,8 @@ import platform
 from collections import Counter
 from typing import Any
 
+from dflash_ray.nvml import nvml
+
 PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "ray", "numpy", "pyarrow", "safetensors", "wandb")
 
 
@@ -43,13 +45,9 @@ def _cpu() -> str:
 
 def _gpus() -> tuple[list[str], str | None]:
     """Names with their number, and the driver's version; nothing where there is no NVIDIA driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: each has an error class of its own, and all mean that there is no GPU to name
+    library = nvml()
+    if library is None:
         return [], None
-    names = Counter(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount()))
-    driver = pynvml.nvmlSystemGetDriverVersion()
-    pynvml.nvmlShutdown()
-    return [f"{count} x {name}" for name, count in names.items()], driver
+    handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+    names = Counter(library.nvmlDeviceGetName(handle) for handle in handles)
+    return [f"{count} x {name}" for name, count in names.items()], library.nvmlSystemGetDriverVersion()

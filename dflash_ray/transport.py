@@ -101,8 +101,9 @@ class Sender:
 
     def offer(self, slots: int, slot_bytes: int) -> Remote:
         """Allocates the ring and writes a pattern into its first buffer, for `Receiver.probe`. PeerError where buffers cannot be shared."""
-        self._slots = {slot: SharedBuffer(max(slot_bytes, 4), self.device) for slot in range(slots)}
-        self._free = list(self._slots)
+        for slot in range(slots):  # one by one: if the memory ends here, `close_direct` gives back what was taken
+            self._slots[slot] = SharedBuffer(max(slot_bytes, 4), self.device)
+            self._free.append(slot)
         return self._to_slot(0, self._pattern())
 
     @property

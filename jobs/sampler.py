@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dflash_ray.nvml import nvml
+
 EVERY_SECONDS = 0.5
 
 
@@ -19,7 +21,9 @@ class Sampler:
         self.samples: list[dict[str, Any]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._gpus = _nvml_handles()
+        self._nvml = nvml()
+        count = self._nvml.nvmlDeviceGetCount() if self._nvml else 0
+        self._gpus = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def __enter__(self) -> Sampler:
         self.began = time.monotonic()
@@ -37,10 +41,8 @@ class Sampler:
     def _look(self) -> dict[str, Any]:
         sample: dict[str, Any] = {"time": time.monotonic(), "host_bytes": _host_bytes(), "shm_bytes": _shm_bytes()}
         if self._gpus:
-            import pynvml
-
-            sample["gpu_bytes"] = [pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._gpus]
-            sample["joules"] = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus) / 1e3
+            sample["gpu_bytes"] = [self._nvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._gpus]
+            sample["joules"] = sum(self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus) / 1e3
         return sample
 
     def summary(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,16 +67,6 @@ class Sampler:
             tokens = sum(line["real_tokens"] for line in lines if inside[0]["time"] < line["time"] <= inside[-1]["time"])
             found |= {"watts": joules / seconds, "tokens_per_joule": tokens / joules}
         return found
-
-
-def _nvml_handles() -> list[Any]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no library, no driver, no permission: there is nothing to read
-        return []
 
 
 def _host_bytes() -> int:

@@ -10,6 +10,7 @@ from dflash_ray.doctor import cluster, machine, run
 from dflash_ray.doctor.finding import Finding, blockers
 from dflash_ray.environment import version
 from dflash_ray.memory import run_memory
+from dflash_ray.nvml import nvml
 from dflash_ray.setup import RunSpec
 
 
@@ -81,23 +82,17 @@ def _tracking(kind: str) -> Finding:
 
 def gpu_uses() -> tuple[list[machine.GpuUse], str | None]:
     """Every GPU with its use, and the newest CUDA the driver runs; nothing where there is no NVIDIA driver."""
-    try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: each has an error class of its own, and all mean that there is no GPU
+    library = nvml()
+    if library is None:
         return [], None
-    try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            try:
-                pids = tuple(one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-            except nvml.NVMLError:
-                pids = ()
-            found.append(machine.GpuUse(index, nvml.nvmlDeviceGetName(handle), memory.used, memory.total, pids))
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        return found, f"{cuda // 1000}.{cuda % 1000 // 10}"
-    finally:
-        nvml.nvmlShutdown()
+    found = []
+    for index in range(library.nvmlDeviceGetCount()):
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
+        try:
+            pids = tuple(one.pid for one in library.nvmlDeviceGetComputeRunningProcesses(handle))
+        except library.NVMLError:
+            pids = ()
+        found.append(machine.GpuUse(index, library.nvmlDeviceGetName(handle), memory.used, memory.total, pids))
+    cuda = library.nvmlSystemGetCudaDriverVersion_v2()
+    return found, f"{cuda // 1000}.{cuda % 1000 // 10}"
