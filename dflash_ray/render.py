@@ -10,6 +10,7 @@ Turns that carry the target's own `prompt_ids` and `output_ids` use those ids as
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from dflash_ray.rows import Refused
 from dflash_ray.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
 
 _TURNS_BEYOND = 8  # turns in a row past max_length after which the rest is not rendered: rendering all is quadratic in the turns
+_TURNS_AHEAD = 32  # of a conversation that are placed before the first of them is encoded
 _EMPTY_THINK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 
 
@@ -48,6 +50,21 @@ class _Turn:
         return self.prefix + self.answer + self.end
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row whose first answers are placed in the text; the rest of it is placed when its turn comes."""
+
+    content: Conversation | Tokenised
+    turns: dict[int, _Turn | Refused] = field(default_factory=dict)  # by number of the message
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """What will be encoded, with repetitions."""
+        for turn in self.turns.values():
+            if isinstance(turn, _Turn):
+                yield from (turn.prefix, turn.tail) if turn.literal else (turn.prefix, turn.answer, turn.tail)
+
+
 class _Sample:
     """A sample under construction."""
 
@@ -70,21 +87,32 @@ class Renderer:
         self.tokenizer = tokenizer
         self.max_length = max_length
 
-    def render(self, row: Conversation | Tokenised) -> Rendered:
+    def render(self, content: Conversation | Tokenised) -> Rendered:
         """Samples of a row. `Refused` if it gives none."""
+        return self.finish(self.place(content))
+
+    def place(self, content: Conversation | Tokenised) -> Row:
+        """First half of `render`: what needs no ids."""
+        if isinstance(content, Tokenised):
+            return Row(content)
+        messages = [self.template_message(message) for message in content.messages]
+        answers = [index for index, message in enumerate(content.messages) if message.role == "assistant"]
+        return Row(content, {index: self._turn_or_refusal(content, messages, index) for index in answers[:_TURNS_AHEAD]})
+
+    def finish(self, row: Row) -> Rendered:
+        """Second half of `render`."""
         out = Rendered()
-        if isinstance(row, Tokenised):
-            self._check_ids(row.input_ids, "input_ids")
-            self._finish(out, np.asarray(row.input_ids, np.int32), np.asarray(row.loss_mask, np.uint8))
+        if isinstance(content := row.content, Tokenised):
+            self._check_ids(content.input_ids, "input_ids")
+            self._finish(out, np.asarray(content.input_ids, np.int32), np.asarray(content.loss_mask, np.uint8))
         else:
-            self._conversation(row, out)
+            self._conversation(content, row.turns, out)
             if not out.samples:
                 raise (out.refused_turns or [Refused("no_assistant_turn")])[0]
         return out
 
-    def _conversation(self, conversation: Conversation, out: Rendered) -> None:
+    def _conversation(self, conversation: Conversation, placed: dict[int, _Turn | Refused], out: Rendered) -> None:
         messages = [self.template_message(message) for message in conversation.messages]
-        tools = list(conversation.tools) or None
         shrinks = any(message.reasoning for message in conversation.messages)  # a later prefix may be shorter than an earlier one
         beyond = 0
         sample: _Sample | None = None
@@ -94,11 +122,10 @@ class Renderer:
             if beyond >= _TURNS_BEYOND and not shrinks:
                 out.refused_turns.append(self._too_long())
                 continue
-            try:
-                turn = self._turn(conversation.messages[: index + 1], messages[: index + 1], tools)
-            except Refused as refusal:
+            turn = placed[index] if index in placed else self._turn_or_refusal(conversation, messages, index)
+            if isinstance(turn, Refused):
                 if message.output_ids is None:
-                    out.refused_turns.append(refusal)
+                    out.refused_turns.append(turn)
                     continue
                 turn = None
             joined = self._with_ids(sample, turn, message, out) if message.output_ids is not None else self._with_text(sample, turn, out)
@@ -124,6 +151,12 @@ class Renderer:
             if getattr(message, key):
                 made[key] = getattr(message, key)
         return made
+
+    def _turn_or_refusal(self, conversation: Conversation, messages: list[dict], index: int) -> _Turn | Refused:
+        try:
+            return self._turn(conversation.messages[: index + 1], messages[: index + 1], list(conversation.tools) or None)
+        except Refused as refusal:
+            return refusal
 
     def _turn(self, messages: tuple[Message, ...], rendered: list[dict], tools: list[dict] | None) -> _Turn:
         """The last message as the answer to those before it. `Refused` if the template cannot place it."""
