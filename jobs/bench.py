@@ -1,5 +1,5 @@
-"""Measure a part of training on this machine: `python -m jobs.bench PART [--shape NAME] [--json OUT]`; PART is one of target, drafter,
-coordinator, transport and pipeline.
+"""Measure a part of training on this machine: `python -m jobs.bench PART [--shape NAME] [--json OUT]`; PART is one of prepare, target,
+drafter, coordinator, transport and pipeline.
 
 Each part is a job of its own and has its own `--help`. All run on a CPU too, with a tiny shape.
 """
@@ -11,7 +11,7 @@ import sys
 
 from jobs import cli
 
-PARTS = ("target", "drafter", "coordinator", "transport", "pipeline")
+PARTS = ("prepare", "target", "drafter", "coordinator", "transport", "pipeline")
 
 
 def main(argv: list[str]) -> int:

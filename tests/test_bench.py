@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,9 +33,21 @@ def test_target_benchmark_on_a_tiny_shape(tmp_path, capsys):
     assert "bf16 packed 16k" in capsys.readouterr().out
 
 
+def test_preparation_benchmark(tmp_path, capsys):
+    out, rows = tmp_path / "prepare.json", tmp_path / "rows.jsonl"
+    rows.write_text("".join(Path("jobs/quickstart/heldout.jsonl").read_text().splitlines(keepends=True)[:40]))
+    assert bench.main(["prepare", "--input", str(rows), "--repeats", "1", "--json", str(out)]) == 0
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["lines_read"] == run["kept"] == 40 and run["tokens"] > 1000
+    assert run["tokens_per_second"] == pytest.approx(run["tokens"] / run["seconds"], rel=0.01) and run["peak_memory_bytes"] > 1 << 26
+    assert f"{run['tokens']:,} tokens in" in capsys.readouterr().out
+
+
 def test_what_cannot_be_measured_is_said():
     with pytest.raises(ValueError, match="'turbo' is no part.*target, drafter"):
         bench.main(["turbo"])
+    with pytest.raises(ValueError, match="--input /nowhere: no such file"):
+        bench.main(["prepare", "--input", "/nowhere", "--repeats", "1"])
     with pytest.raises(ValueError, match="--layers: 8 is outside 1..7"):
         bench.main(["target", "--shape", "tiny-hybrid", "--layers", "8"])
 
