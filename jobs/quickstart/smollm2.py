@@ -22,10 +22,18 @@ def target_folder() -> Path:
     folder = Path.home() / ".cache" / "dflash_ray" / "smollm2-135m-instruct"
     if (folder / "config.json").exists():
         return folder
-    from jobs.quickstart.teacher import gguf_file, load
+    from jobs.quickstart.teacher import gguf_file
 
     source = gguf_file(None)
     Console().print(f"converting SmolLM2-135M-Instruct into {folder}, once")
+    convert(source, folder)
+    return folder
+
+
+def convert(source: Path, folder: Path) -> None:
+    """The GGUF file `source` as an ordinary Hugging Face folder in bf16. Needs the package gguf."""
+    from jobs.quickstart.teacher import load
+
     tokenizer, model = load(source, "cpu")
     part = folder / ".part"  # inside, so that nothing is left beside the folder if this is interrupted
     shutil.rmtree(part, ignore_errors=True)
@@ -35,7 +43,6 @@ def target_folder() -> Path:
     for path in sorted(part.iterdir(), key=lambda path: path.name == "config.json"):  # the config last: it says that all is there
         os.replace(path, folder / path.name)
     part.rmdir()
-    return folder
 
 
 def answers(target: Path, folder: Path) -> dict[str, Path]:
