@@ -332,7 +332,7 @@ def load_config(
     """Files left to right, then `flags` (`["--a.b", "value", ...]`), then `overrides`. ValueError otherwise."""
     tree: dict = {}
     for path in files:
-        tree = merge(tree, _read_yaml(Path(path)))
+        tree = merge(tree, read_yaml(Path(path)))
     tree = merge(tree, _parse_flags(list(flags)))
     return validate(merge(tree, overrides or {}))
 
@@ -344,7 +344,8 @@ def validate(tree: dict) -> Config:
         raise ValueError(_one_line(error)) from None
 
 
-def _read_yaml(path: Path) -> dict:
+def read_yaml(path: Path, flag: str = "--config") -> dict:
+    """The mapping in a YAML file that `flag` named; ValueError where it holds none."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("is no regular file")  # a pipe would block for ever
@@ -352,13 +353,13 @@ def _read_yaml(path: Path) -> dict:
             raise ValueError(f"has more than {MOST_YAML_BYTES:,} bytes")
         data = _yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"--config {path}: no such file") from None
+        raise ValueError(f"{flag} {path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"--config {path}: cannot be read as YAML: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{flag} {path}: cannot be read as YAML: {str(error).splitlines()[0]}") from None
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ValueError(f"--config {path}: the top of a config file must be a mapping of section names")
+        raise ValueError(f"{flag} {path}: the top of a config file must be a mapping of names")
     return data
 
 

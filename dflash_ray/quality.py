@@ -1,0 +1,125 @@
+"""Recipes trained for a fixed time and served: which runs, for how many epochs, and what is told of each.
+
+A recipe is a name and the settings in which it differs from a base config. The schedule of a run needs its number of steps, so a time
+becomes a number of epochs by the recipe's measured rate; what the run really took is told beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dflash_ray.config import Config, load_config, read_yaml
+from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
+
+CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
+TOLERANCE = 0.05  # share of the wanted time by which a run may miss it
+CURVE_POINTS = 60
+SERVED = ("tau", "per_slot_acceptance", "tokens_per_second", "plain_tokens_per_second", "speedup", "lossless", "divergences", "prompts")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    changes: dict[str, Any]  # dotted name -> value
+
+    def flags(self) -> list[str]:
+        """As `jobs.train` takes them."""
+        return [part for key, value in self.changes.items() for part in (f"--{key}", _as_flag(value))]
+
+
+def _as_flag(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_recipes(path: Path) -> dict[str, Recipe]:
+    """ValueError for a file that is not name -> dotted settings, or that sets what the job chooses."""
+    out = {}
+    for name, changes in read_yaml(path, "--recipes").items():
+        if not isinstance(changes, dict) or not all(isinstance(key, str) and "." in key for key in changes):
+            raise ValueError(f"--recipes {path}: {name} must hold dotted settings, for instance {{loss.ce: 1.0}}")
+        if not name or not all(letter.isalnum() or letter in "+-_." for letter in name) or name.startswith((".", "-")):
+            raise ValueError(f"--recipes {path}: {name!r} names a folder too; use letters, digits and + - _ .")
+        for key in changes:
+            if key in CHOSEN or key.split(".")[0] in CHOSEN:
+                raise ValueError(f"--recipes {path}: {name} sets {key}, which jobs.quality chooses; leave it out")
+        out[name] = Recipe(name, changes)
+    if not out:
+        raise ValueError(f"--recipes {path}: holds no recipe")
+    return out
+
+
+def recipe_config(files: list[Path], recipe: Recipe, flags: list[str]) -> Config:
+    """ValueError, with the recipe's name, for a setting that does not exist or cannot be."""
+    try:
+        return load_config(files, [*recipe.flags(), *flags])
+    except ValueError as error:
+        raise ValueError(f"recipe {recipe.name}: {error}") from None
+
+
+def fingerprint(config: Config, how: dict[str, Any]) -> str:
+    """What must be equal for a result to count: every setting but names and places, and `how` it was trained and served."""
+    tree = config.as_dict()
+    del tree["run"], tree["target"]["path"], tree["data"]["path"], tree["train"]["epochs"]
+    return hashlib.sha256(json.dumps([tree, how], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def lanes(names: list[str], seeds: list[int], count: int) -> list[list[tuple[str, int]]]:
+    """(recipe, seed) pairs for each of `count` GPUs, in order: seed after seed, each recipe moving on by one GPU with every seed."""
+    out: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    for turn, seed in enumerate(seeds):
+        for number, name in enumerate(names):
+            out[(number + turn) % count].append((name, seed))
+    return out
+
+
+def nearest_epochs(seconds: float, steps_per_second: float, steps_per_epoch: int) -> int:
+    """The whole number of epochs, at least 1, whose steps take closest to `seconds`."""
+    return max(1, round(seconds * steps_per_second / steps_per_epoch))
+
+
+def rate_of(run: RunFolder, warm: int) -> float:
+    """Steps per second of a run after its first `warm` steps. ValueError where it has no two steps beyond them."""
+    times = [record["time"] for record in run.read(METRICS)][warm:]
+    if len(times) < 2 or times[-1] <= times[0]:
+        raise ValueError(f"{run.path}: {len(times)} steps after the first {warm}; a rate needs two")
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
+    """The training side of a finished run. `training_seconds` are those from the end of the first step to the end of the last."""
+    steps, validation = run.read(METRICS), run.read(VALIDATION)
+    took = steps[-1]["time"] - steps[0]["time"]
+    every = max(1, len(steps) // CURVE_POINTS)
+    shown = steps[every - 1 :: every]
+    return {
+        "steps": len(steps),
+        "training_seconds": took,
+        "off_budget": abs(took - seconds) > TOLERANCE * seconds,
+        "tokens": sum(record["real_tokens"] for record in steps),
+        "loss": steps[-1]["loss_smooth"],
+        "validation_tau": validation[-1]["tau"] if validation else None,
+        "validation_loss": validation[-1]["loss"] if validation else None,
+        "waits": {side: steps[-1][f"{side}_wait"] for side in ("drafter", "target")},
+        "curve": [[record["step"], round(record["time"] - steps[0]["time"], 2), record["loss_smooth"], record["tau"]] for record in shown],
+    }
+
+
+def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per recipe, in the order in which they first occur: how many seeds, and of each number mean, least and most."""
+    out = []
+    for name in dict.fromkeys(run["recipe"] for run in runs):
+        mine = [run for run in runs if run["recipe"] == name]
+        row: dict[str, Any] = {"recipe": name, "seeds": len(mine), "off_budget": sum(run["off_budget"] for run in mine)}
+        for key in ("steps", "training_seconds", "tokens", "loss", "validation_tau", "tau", "tokens_per_second", "plain_tokens_per_second"):
+            values = [run[key] for run in mine if run[key] is not None]
+            row[key] = {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None
+        slots = [run["per_slot_acceptance"] for run in mine]
+        row["per_slot_acceptance"] = [fmean(column) for column in zip(*slots, strict=True)]
+        row["lossless"] = all(run["lossless"] for run in mine)
+        out.append(row)
+    return out

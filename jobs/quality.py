@@ -1,0 +1,246 @@
+"""Train recipes for a fixed time, serve each drafter, and compare: `python -m jobs.quality --config FILE --prompts FILE --output DIR
+[--recipe NAME ...] [--seeds N ...] [--seconds S] [--gpus 0,1] [--a.b value ...]`.
+
+Every (recipe, seed) is trained by jobs.train, exported and served by jobs.evaluate, in an order that interleaves recipes. The number of
+epochs follows from the recipe's rate, which a short pilot measures. What is finished is not run again: the same command goes on. Settings
+such as `--data.path DIR` hold for every recipe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash_ray.config import load_config
+from dflash_ray.json_file import read_json_object
+from dflash_ray.quality import TOLERANCE, fingerprint, lanes, read_recipes, recipe_config, summarise
+from jobs.cli import Arguments, run, write_file
+from jobs.quality_crew import Task, work_all
+
+RESULTS = "quality.json"
+
+
+def main(argv: list[str]) -> int:
+    parser = Arguments(prog="python -m jobs.quality", description=__doc__)
+    parser.add_argument("--config", required=True, nargs="+", type=Path, action="extend", metavar="FILE", help="base config")
+    parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipe -> dotted settings (default: CONFIG-recipes.yaml beside it)")
+    parser.add_argument("--recipe", nargs="+", action="extend", metavar="NAME", help="which, in this order (default: best and plain)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="default 0")
+    parser.add_argument("--seconds", type=float, default=150.0, help="of training per run (default %(default)g)")
+    parser.add_argument("--pilot-steps", type=int, default=100, help="steps over which a recipe's rate is measured (default %(default)s)")
+    parser.add_argument("--rate", nargs="+", action="extend", default=[], metavar="RECIPE=STEPS_PER_SECOND", help="instead of a pilot")
+    parser.add_argument("--gpus", metavar="0,1", help="these GPUs, a run on each at a time (default: one run at a time)")
+    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="held-out conversations that jobs.evaluate serves")
+    parser.add_argument("--limit", type=int, help="prompts served")
+    parser.add_argument("--batch-size", type=int, default=1, help="prompts decoded at once (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=192, help="per answer (default %(default)s)")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="run folders, logs and quality.json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="results, read and extended (default: OUTPUT/quality.json)")
+    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="start no run that could end later than this")
+    args, flags = parser.parse_known_args(argv)
+    began = time.monotonic()
+    task, pairs, keys = _prepare(args, flags, began)
+    out = args.json or args.output / RESULTS
+    book = Book(out, keys, task)
+    todo = {gpu: [pair for pair in lane if pair not in book.finished()] for gpu, lane in pairs.items()}
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    skipped = sum(map(len, pairs.values())) - sum(map(len, todo.values()))
+    if skipped:
+        console.print(f"{skipped} runs are finished already")
+    left = asyncio.run(work_all(task, todo, book.add, book.failed, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")))
+    book.write()
+    show(book.runs, console)
+    for name, seed in left:
+        console.print(f"not run, --stop-after: {name} seed {seed}")
+    for row in book.failures:
+        print(f"failed: {row['recipe']} seed {row['seed']}: {row['why']}", file=sys.stderr)
+    return 1 if book.failures else 0
+
+
+def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str | None, list[tuple[str, int]]], dict[str, str]]:
+    """Everything that can be refused, before anything runs: the task, the pairs of each GPU, the fingerprint of each recipe."""
+    for flag, value in (("--seconds", args.seconds), ("--pilot-steps", args.pilot_steps - 1)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{flag} {value:g}: too little to train; use more")
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ValueError(f"--seeds {args.seeds}: each seed once")
+    if not args.prompts.is_file():
+        raise ValueError(f"--prompts {args.prompts}: no such file")
+    load_config(args.config, flags)
+    known = read_recipes(args.recipes or args.config[-1].with_name(f"{args.config[-1].stem}-recipes.yaml"))
+    names = list(dict.fromkeys(args.recipe or ("plain", "best")))
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"--recipe {unknown[0]}: no such recipe; there are {', '.join(known)}")
+    gpus: list[str | None] = [None]
+    if args.gpus is not None:
+        gpus = args.gpus.split(",")
+        if not all(gpu.isdigit() for gpu in gpus) or len(set(gpus)) < len(gpus):
+            raise ValueError(f"--gpus {args.gpus}: give their numbers, for instance 0,1")
+    rates = dict(_rate(text, names) for text in args.rate)
+    serving = {"limit": args.limit, "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens}
+    served = [part for key, value in serving.items() if value is not None for part in (f"--{key.replace('_', '-')}", str(value))]
+    how = serving | {"seconds": args.seconds}
+    recipes = {name: known[name] for name in names}
+    configs = {name: recipe_config(args.config, recipe, flags) for name, recipe in recipes.items()}
+    task = Task(
+        configs=args.config,
+        flags=flags,
+        recipes=recipes,
+        steps_per_epoch={name: _steps_per_epoch(name, config) for name, config in configs.items()},
+        targets={name: config.target.path for name, config in configs.items()},
+        output=args.output,
+        seconds=args.seconds,
+        pilot_steps=args.pilot_steps,
+        serving=["--prompts", str(args.prompts), *served],
+        rates=rates,
+        deadline=None if args.stop_after is None else began + args.stop_after,
+    )
+    try:
+        for folder in {args.output, (args.json or args.output / RESULTS).parent}:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output {args.output}: {error.filename}: {error.strerror}") from None
+    keys = {name: fingerprint(config, how) for name, config in configs.items()}
+    return task, dict(zip(gpus, lanes(names, args.seeds, len(gpus)), strict=True)), keys
+
+
+def _rate(text: str, names: list[str]) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        rate = float(number)
+    except ValueError:
+        rate = math.nan
+    if name not in names or not 0 < rate < math.inf:
+        raise ValueError(f"--rate {text}: write RECIPE=STEPS_PER_SECOND with a recipe that runs, for instance {names[0]}=12.5")
+    return name, rate
+
+
+def _steps_per_epoch(name: str, config: Any) -> int:
+    """Optimizer steps of one epoch, from the plan that the run will make; ValueError for a target or data that it cannot use."""
+    from dflash_ray.batches import plan_run
+    from dflash_ray.setup import check_data, open_data, resolve
+
+    try:
+        spec = resolve(config, device="cpu", run_dir=Path())
+        check_data(spec)
+    except ValueError as error:
+        raise ValueError(f"recipe {name}: {error}") from None
+    batching = config.batching.model_copy(update={"strategy": spec.strategy})
+    plan = plan_run(open_data(config), batching, config.anchors.tokens_per_anchor, config.run.seed, epochs=1)
+    return plan.steps(config.train.batches_per_step)
+
+
+class Book:
+    """The file of results. It may hold runs of earlier calls, of other recipes too."""
+
+    def __init__(self, path: Path, keys: dict[str, str], task: Task):
+        self.path, self.keys, self.task = path, keys, task
+        self.failures: list[dict[str, Any]] = []
+        try:
+            before = read_json_object(path)
+        except FileNotFoundError:
+            before = {}
+        except ValueError as error:
+            raise ValueError(f"--json {path}: {error}") from None
+        self.runs: list[dict[str, Any]] = before.get("runs", [])
+        for run_ in self.runs:
+            if run_["recipe"] in keys and run_["key"] != keys[run_["recipe"]]:
+                raise ValueError(
+                    f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings or another --seconds; "
+                    "give another --json and --output"
+                )
+            task.rates.setdefault(run_["recipe"], run_["planned_steps_per_second"])
+        task.overheads += [run_["total_seconds"] - run_["training_seconds"] for run_ in self.runs]
+
+    def finished(self) -> set[tuple[str, int]]:
+        return {(run_["recipe"], run_["seed"]) for run_ in self.runs}
+
+    def add(self, result: dict[str, Any]) -> None:
+        changes = self.task.recipes[result["recipe"]].changes
+        self.runs.append({**result, "key": self.keys[result["recipe"]], "changes": changes})
+        self.write()
+
+    def failed(self, recipe: str, seed: int, why: str) -> None:
+        self.failures.append({"recipe": recipe, "seed": seed, "why": why})
+        self.write()
+
+    def write(self) -> None:
+        record = {"seconds": self.task.seconds, "summary": summarise(self.runs), "runs": self.runs, "failed": self.failures}
+        write_file("--json", self.path, json.dumps(record, indent=1))
+
+
+def show(runs: list[dict[str, Any]], console: Console) -> None:
+    """Every run, then every recipe with mean and least-most over its seeds."""
+    columns = (
+        "recipe",
+        "seed",
+        "steps",
+        "train s",
+        "all s",
+        "Mtok",
+        "loss",
+        "val tau",
+        "tau",
+        "slots 1, 2, ...",
+        "tok/s",
+        "plain",
+        "lossless",
+    )
+    table = Table(*columns, box=None, pad_edge=False)
+    for run_ in runs:
+        table.add_row(
+            run_["recipe"],
+            str(run_["seed"]),
+            str(run_["steps"]),
+            f"{run_['training_seconds']:.1f}{'*' if run_['off_budget'] else ''}",
+            f"{run_['total_seconds']:.0f}",
+            f"{run_['tokens'] / 1e6:.2f}",
+            f"{run_['loss']:.3f}",
+            _number(run_["validation_tau"]),
+            _number(run_["tau"]),
+            _slots(run_["per_slot_acceptance"]),
+            f"{run_['tokens_per_second']:.0f}",
+            f"{run_['plain_tokens_per_second']:.0f}",
+            f"{'yes' if run_['lossless'] else 'NO'}, {run_['divergences']} differ",
+        )
+    wide = Console(width=max(console.width, 160), highlight=False, markup=False)
+    wide.print(table)
+    if any(run_["off_budget"] for run_ in runs):
+        wide.print(f"* more than {100 * TOLERANCE:.0f}% off the wanted time; epochs are whole")
+    table = Table("recipe", "seeds", "train s", "val tau", "tau", "slots 1, 2, ...", "tok/s", "plain", box=None, pad_edge=False)
+    for row in summarise(runs):
+        table.add_row(
+            row["recipe"],
+            str(row["seeds"]),
+            _spread(row["training_seconds"], 1),
+            _spread(row["validation_tau"], 2),
+            _spread(row["tau"], 2),
+            _slots(row["per_slot_acceptance"]),
+            _spread(row["tokens_per_second"], 0),
+            _spread(row["plain_tokens_per_second"], 0),
+        )
+    wide.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _slots(shares: list[float]) -> str:
+    return " ".join(f"{share:.2f}".removeprefix("0") for share in shares[:7])
+
+
+def _spread(value: dict[str, float] | None, digits: int) -> str:
+    return "-" if value is None else f"{value['mean']:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)
+    run(main)
