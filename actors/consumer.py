@@ -349,7 +349,8 @@ class Consumer:
         metrics = await self._call(self.drafter.combine.remote(sums), "validation metrics")
         run.append(VALIDATION, {"step": step, **metrics})
         run.tracker.log("validation", {"step": step, **metrics})
-        run.say(f"validation at step {step}: tau {metrics['tau']:.3f} loss {metrics['loss']:.3f} acc {metrics['accuracy']:.3f}")
+        replayed = f" replay_tau {metrics['replay_tau']:.3f}" if "replay_tau" in metrics else ""
+        run.say(f"validation at step {step}: tau {metrics['tau']:.3f}{replayed} loss {metrics['loss']:.3f} acc {metrics['accuracy']:.3f}")
         if self.best_tau is None or metrics["tau"] > self.best_tau:
             self.best_tau, self.best_name = metrics["tau"], f"step-{step:08d}"
             await self._checkpoint("best validation tau so far")

@@ -211,6 +211,9 @@ class CheckpointConfig(Section):
 class ValidationConfig(Section):
     every_steps: int = Field(500, ge=1)
     batches: int = Field(8, ge=0, description="most validation batches per pass; 0 turns validation off")
+    tokens_per_anchor: float | None = Field(
+        None, gt=0, description="default anchors.tokens_per_anchor; 1: a block at every place, which also gives replay_tau"
+    )
 
 
 class GenerationConfig(Section):

@@ -103,6 +103,7 @@ def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
         "tokens": sum(record["real_tokens"] for record in steps),
         "loss": steps[-1]["loss_smooth"],
         "validation_tau": validation[-1]["tau"] if validation else None,
+        "replay_tau": validation[-1].get("replay_tau") if validation else None,
         "validation_loss": validation[-1]["loss"] if validation else None,
         "waits": {side: steps[-1][f"{side}_wait"] for side in ("drafter", "target")},
         "curve": [[record["step"], round(record["time"] - steps[0]["time"], 2), record["loss_smooth"], record["tau"]] for record in shown],
@@ -112,10 +113,11 @@ def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per recipe, in the order in which they first occur: how many seeds, and of each number mean, least and most."""
     out = []
+    numbers = ("steps", "training_seconds", "tokens", "loss", "validation_tau", "replay_tau", "tau")
     for name in dict.fromkeys(run["recipe"] for run in runs):
         mine = [run for run in runs if run["recipe"] == name]
         row: dict[str, Any] = {"recipe": name, "seeds": len(mine), "off_budget": sum(run["off_budget"] for run in mine)}
-        for key in ("steps", "training_seconds", "tokens", "loss", "validation_tau", "tau", "tokens_per_second", "plain_tokens_per_second"):
+        for key in (*numbers, "tokens_per_second", "plain_tokens_per_second"):
             values = [run[key] for run in mine if run[key] is not None]
             row[key] = {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None
         slots = [run["per_slot_acceptance"] for run in mine]

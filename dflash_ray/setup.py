@@ -189,7 +189,8 @@ def open_batches(spec: RunSpec) -> RunBatches:
     held_out: list[Batch] = []
     if config.validation.batches and "validation" in dataset_splits(config.data.path):
         layout = "packed" if spec.strategy == "packed" else "padded"
-        held_out = validation_batches(open_data(config, "validation"), batching, per_anchor, seed, config.validation.batches, layout)
+        every, most = config.validation.tokens_per_anchor or per_anchor, config.validation.batches
+        held_out = validation_batches(open_data(config, "validation"), batching, every, seed, most, layout)
     facts = {
         "samples": len(dataset),
         "tokens": plan.tokens,

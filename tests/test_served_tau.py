@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from dflash_ray.decode.drafter import ServedDrafter
 from dflash_ray.decode.plain import plain_greedy
 from dflash_ray.decode.speculative import served_tau, speculative
 from dflash_ray.draft.export import export_drafter, load_drafter
+from dflash_ray.draft.replay import replay
 from dflash_ray.draft.shape import resolve_shape
 from dflash_ray.draft.trainer import DraftTrainer
 from dflash_ray.target.load import load_target
@@ -83,3 +86,46 @@ def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
     with torch.inference_mode():
         unknown = speculative(target, drafter, strangers, max_new_tokens=ANSWER, stop_ids=[])
     assert [answer.tokens for answer in unknown] == [plain_greedy(target, prompt, ANSWER, []) for prompt in strangers]
+
+
+@pytest.mark.parametrize("steps", [0, 25])
+def test_replayed_answers_give_the_served_tau(steps, tmp_path):
+    """Drafters that know nothing and something: the walk over blocks at every place is what a server does, a mean over them is not."""
+    save_target("qwen3", tmp_path / "target", layers=4, varied=True)
+    target = load_target(tmp_path / "target", taps=[0, 2], device="cpu", with_head=True)
+    prompts = prompts_of(5, 9, 14, 20)
+    answers = [plain_greedy(target, prompt, ANSWER - cut, []) for prompt, cut in zip(prompts, (0, 3, 40, 63), strict=True)]
+    draft = {"block_size": BLOCK, "num_layers": 1, "target_layer_ids": [0, 2], "mask_token_id": VOCAB - 1, "num_attention_heads": 2}
+    config = validate({"draft": draft | {"head_dim": 16}, "optimizer": {"name": "muon", "lr": 3e-3}})
+    shape = resolve_shape(config.draft, target.facts)
+    trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", max(steps, 1))
+    batch = batch_of(prompts, answers)
+    features = target.features(batch)
+    for step in range(steps):
+        trainer.micro_step(batch, features)
+        trainer.optimizer_step(step)
+    export_drafter(trainer.model.state_dict(), shape, tmp_path / "drafter")
+    model = load_drafter(tmp_path / "drafter", target.embedding, target.head)[0]
+    trainer.model.load_state_dict(model.state_dict())  # as rounded by the export
+    served = [
+        answer
+        for prompt, expected in zip(prompts, answers, strict=True)
+        for answer in speculative(
+            target, ServedDrafter(model, target.embedding, target.head), [prompt], max_new_tokens=len(expected), stop_ids=[]
+        )
+    ]
+    metrics = trainer.step_metrics(trainer.evaluate(batch, features))
+    assert metrics["replay_tau"] == served_tau(served)
+    if steps:
+        assert 1.2 < metrics["replay_tau"] < metrics["tau"] < BLOCK
+    sparse = replace(batch, anchors=batch.anchors[1:])
+    assert "replay_tau" not in trainer.step_metrics(trainer.evaluate(sparse, features))
+
+
+def test_a_replay_walks_each_answer_by_itself():
+    mask = np.array([0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1], np.uint8)  # answers of 4 and 2 tokens; then of 3 and of 1
+    bounds, anchors = np.array([0, 10, 16], np.int32), np.array([1, 2, 3, 7, 11, 12], np.int32)
+    batch = Batch(0, 0, np.arange(2), np.zeros(16, np.int32), bounds, mask, anchors)
+    assert replay(batch, np.zeros(6, int)) == {"replay_tokens": 6, "replay_passes": 6}
+    assert replay(batch, np.array([1, 9, 0, 5, 2, 0])) == {"replay_tokens": 6, "replay_passes": 4}
+    assert replay(replace(batch, anchors=anchors[:-1]), np.zeros(5, int)) == {"replay_tokens": 0, "replay_passes": 0}

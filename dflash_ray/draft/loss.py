@@ -19,6 +19,7 @@ from torch import Tensor
 from dflash_ray.config import LossConfig
 from dflash_ray.draft.labels import Labels, dpace_weights
 from dflash_ray.draft.reading import Reading
+from dflash_ray.draft.replay import PASSES, TOKENS
 from dflash_ray.linear import linear, takes_onednn
 
 WEIGHT, ANCHORS = "weight", "anchors"  # the two divisors, names of sums
@@ -102,10 +103,11 @@ def _logits(rows: Tensor, head: Tensor, buffer: Tensor) -> Tensor:
 
 
 class Losses:
-    """Of one micro-step: unnormalised gradients [R, H] by divisor, and sums that add up over batches."""
+    """Of one micro-step: unnormalised gradients [R, H] by divisor, leading matches int [A] of each block, and sums that add up over
+    batches."""
 
-    def __init__(self, gradients: dict[str, Tensor], counts: dict[str, float], totals: dict[str, Tensor]) -> None:
-        self.gradients = gradients
+    def __init__(self, gradients: dict[str, Tensor], matches: Tensor, counts: dict[str, float], totals: dict[str, Tensor]) -> None:
+        self.gradients, self.matches = gradients, matches
         self._counts, self._names = counts, list(totals)
         self._reading = Reading(torch.stack([value.double() for value in totals.values()]))
 
@@ -127,17 +129,17 @@ def block_losses(
     decay = labels.decay.to(seen.log_q.dtype)
     pace = dpace_weights(seen.log_q, labels, config.alpha)
     correct = seen.guess == labels.tokens
-    run = labels.grid(correct.int(), 0).cumprod(1).sum(1) + 1
+    matches = labels.grid(correct.int(), 0).cumprod(1).sum(1)
     totals = {
         "ce": -(decay * seen.log_q).sum(),
         "dpace": -(pace * seen.log_q).sum(),
         "correct": correct.sum(),
-        "tau": (run * labels.complete).sum(),
+        "tau": ((matches + 1) * labels.complete).sum(),
     }
     if config.needs_teacher:
         totals |= {"kl": (decay * seen.kl).sum(), "tv": (decay * seen.tv).sum()}
     totals |= {f"slot_correct.{k}": total for k, total in enumerate(labels.grid(correct.int(), 0).sum(0), start=1)}
-    return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, empty_sums(labels), totals)
+    return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, matches, empty_sums(labels), totals)
 
 
 def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, config: LossConfig) -> dict[str, Tensor]:
@@ -153,7 +155,7 @@ def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, 
 
 def empty_sums(labels: Labels) -> dict[str, float]:
     """The sums of a batch that the drafter has not looked at: its counts, and 0 for everything else."""
-    zeros = ["ce", "dpace", "kl", "tv", "correct", "tau", *(f"slot_correct.{k}" for k in range(1, labels.block_size))]
+    zeros = ["ce", "dpace", "kl", "tv", "correct", "tau", TOKENS, PASSES, *(f"slot_correct.{k}" for k in range(1, labels.block_size))]
     return dict.fromkeys(zeros, 0.0) | labels.counts
 
 
@@ -162,6 +164,7 @@ def step_metrics(sums: dict[str, float], config: LossConfig, block_size: int) ->
 
     `loss` is the mixture that is trained. `tau` is the mean over complete blocks of leading matches + 1, `tau_blocks` the share of such
     blocks among the anchors with a label, `supervised_tokens_covered` the share of supervised tokens that are the label of some slot.
+    `replay_tau`, of a validation with a block at every place: what serving would gain (see `replay`).
     """
 
     def share(part: float, whole: str) -> float:
@@ -175,6 +178,7 @@ def step_metrics(sums: dict[str, float], config: LossConfig, block_size: int) ->
         **({"kl": share(sums["kl"], WEIGHT), "tv": share(sums["tv"], WEIGHT)} if config.needs_teacher else {}),
         "accuracy": share(sums["correct"], "labels"),
         "tau": share(sums["tau"], "blocks"),
+        **({"replay_tau": sums[TOKENS] / sums[PASSES]} if sums.get(PASSES) else {}),
         "tau_blocks": share(sums["blocks"], ANCHORS),
         "supervised_tokens_covered": share(sums["covered"], "supervised"),
         "slot_accuracy": [share(sums[f"slot_correct.{k}"], f"slot_labels.{k}") for k in range(1, block_size)],

@@ -35,6 +35,7 @@ from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.noise import add_noise
 from dflash_ray.draft.optim import STATE_PARTS, Optimizer
 from dflash_ray.draft.reading import Reading
+from dflash_ray.draft.replay import replay
 from dflash_ray.draft.schedule import noise_std, rate_factor
 from dflash_ray.draft.shape import DraftShape
 
@@ -231,7 +232,8 @@ class DraftTrainer:
             return empty_sums(labels)
         staged.use()
         rows = self.serving_model(staged.features.to(self.dtype), staged.blocks, self.embed, labels.rows)
-        return block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher, gradients=False).sums
+        losses = block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher, gradients=False)
+        return losses.sums | replay(staged.batch, losses.matches.cpu().numpy())
 
     @property
     def serving_model(self) -> DraftModel:
