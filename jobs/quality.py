@@ -178,21 +178,7 @@ class Book:
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
     """Every run, then every recipe with mean and least-most over its seeds."""
-    columns = (
-        "recipe",
-        "seed",
-        "steps",
-        "train s",
-        "all s",
-        "Mtok",
-        "loss",
-        "val tau",
-        "tau",
-        "slots 1, 2, ...",
-        "tok/s",
-        "plain",
-        "lossless",
-    )
+    columns = "recipe, seed, steps, train s, all s, Mtok, loss, val tau, replay, tau, slots 1 2 ..., tok/s, plain, lossless".split(", ")
     table = Table(*columns, box=None, pad_edge=False)
     for run_ in runs:
         table.add_row(
@@ -204,6 +190,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
             f"{run_['tokens'] / 1e6:.2f}",
             f"{run_['loss']:.3f}",
             _number(run_["validation_tau"]),
+            _number(run_["replay_tau"]),
             _number(run_["tau"]),
             _slots(run_["per_slot_acceptance"]),
             f"{run_['tokens_per_second']:.0f}",
@@ -214,13 +201,14 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
     wide.print(table)
     if any(run_["off_budget"] for run_ in runs):
         wide.print(f"* more than {100 * TOLERANCE:.0f}% off the wanted time; epochs are whole")
-    table = Table("recipe", "seeds", "train s", "val tau", "tau", "slots 1, 2, ...", "tok/s", "plain", box=None, pad_edge=False)
+    table = Table("recipe", "seeds", "train s", "val tau", "replay", "tau", "slots 1 2 ...", "tok/s", "plain", box=None, pad_edge=False)
     for row in summarise(runs):
         table.add_row(
             row["recipe"],
             str(row["seeds"]),
             _spread(row["training_seconds"], 1),
             _spread(row["validation_tau"], 2),
+            _spread(row["replay_tau"], 2),
             _spread(row["tau"], 2),
             _slots(row["per_slot_acceptance"]),
             _spread(row["tokens_per_second"], 0),

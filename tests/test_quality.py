@@ -85,7 +85,7 @@ def fake_run(folder: Path, *, steps: int, apart: float, tau: float) -> RunFolder
         at = 1000 + (step - 1) * apart + (50 if step > 1 else 0)  # the first step compiles for 50 s
         waits = {"drafter_wait": 0.25, "target_wait": 0.0}
         run.append("metrics.jsonl", {"step": step, "time": at, "real_tokens": 100, "loss_smooth": 9 - step / 10, "tau": 1.5, **waits})
-    run.append("validation.jsonl", {"step": steps, "tau": tau, "loss": 3.0})
+    run.append("validation.jsonl", {"step": steps, "tau": tau, "replay_tau": tau - 0.1, "loss": 3.0})
     return run
 
 
@@ -103,7 +103,7 @@ def test_what_is_told_of_a_run_and_of_a_recipe(tmp_path):
     [row] = summarise(runs)
     assert (row["seeds"], row["off_budget"], row["lossless"]) == (2, 1, False)
     assert row["tau"] == {"mean": pytest.approx(2.4), "min": 1.9, "max": 2.9}
-    assert row["per_slot_acceptance"] == [0.5, 0.1]
+    assert row["per_slot_acceptance"] == [0.5, 0.1] and row["replay_tau"]["max"] == pytest.approx(2.9)
     with pytest.raises(ValueError, match="21 steps after the first 30; a rate needs two|steps after the first 30"):
         rate_of(run, 30)
 
@@ -115,7 +115,10 @@ def material(tmp_path_factory) -> dict[str, Path]:
     save_target("qwen3", folder / "target")
     save_tokenizer(folder / "target")
     tree = tiny_config(
-        folder, folder / "unused", train={"epochs": 1, "batches_per_step": 2}, validation={"every_steps": 1000, "batches": 2}
+        folder,
+        folder / "unused",
+        train={"epochs": 1, "batches_per_step": 2},
+        validation={"every_steps": 1000, "batches": 2, "tokens_per_anchor": 1},
     )
     del tree["run"]
     (folder / "base.yaml").write_text(yaml.safe_dump(tree))
@@ -156,6 +159,7 @@ def test_mistakes_are_refused_before_anything_is_written(material, tmp_path, fla
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--recipe", "plain", "best", "--seconds", "1", "--pilot-steps", "4", "--rate", "plain=10"]
@@ -167,7 +171,7 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
         assert config["train"]["epochs"] == run["epochs"] and run["steps"] == len(
             RunFolder(out / f"{run['recipe']}-seed0").read("metrics.jsonl")
         )
-        assert run["lossless"] and run["tau"] >= 1 and run["validation_tau"] >= 1 and run["prompts"] == 2
+        assert run["lossless"] and run["tau"] >= 1 and run["validation_tau"] >= 1 <= run["replay_tau"] and run["prompts"] == 2
         assert run["commands"][0].startswith("python -m jobs.train --config") and len(run["commands"]) == 3
     assert [row["recipe"] for row in record["summary"]] == ["plain", "best"]
     assert not (out / "pilot-best").exists()
@@ -186,6 +190,7 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--recipe", "dies", "plain", "--seconds", "1", "--rate", "dies=10", "plain=10"]
@@ -199,6 +204,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsy
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_stopped_it_leaves_no_process(material, tmp_path):
     out, log = tmp_path / "out", tmp_path / "log"
     flags = ["--recipe", "slow", "--seconds", "60", "--rate", "slow=50"]
