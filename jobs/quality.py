@@ -20,11 +20,13 @@ from rich.table import Table
 
 from dflash_ray.config import load_config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.quality import TOLERANCE, fingerprint, lanes, read_recipes, recipe_config, summarise
+from dflash_ray.quality import SERVED, TOLERANCE, fingerprint, lanes, read_recipes, recipe_config, summarise
 from jobs.cli import Arguments, run, write_file
 from jobs.quality_crew import Task, work_all
 
 RESULTS = "quality.json"
+NUMBERS = {"training_seconds", "total_seconds", "planned_steps_per_second", "steps", "tokens", "loss", "validation_tau", "replay_tau"}
+NEEDED = NUMBERS | {"recipe", "seed", "key", "off_budget", *SERVED}  # of a run, to be shown
 
 
 def main(argv: list[str]) -> int:
@@ -150,6 +152,8 @@ class Book:
         except ValueError as error:
             raise ValueError(f"--json {path}: {error}") from None
         self.runs: list[dict[str, Any]] = before.get("runs", [])
+        if not isinstance(self.runs, list) or not all(isinstance(run_, dict) and NEEDED <= run_.keys() for run_ in self.runs):
+            raise ValueError(f"--json {path}: is no file of results of jobs.quality; give another one")
         for run_ in self.runs:
             if run_["recipe"] in keys and run_["key"] != keys[run_["recipe"]]:
                 raise ValueError(

@@ -158,6 +158,15 @@ def test_mistakes_are_refused_before_anything_is_written(material, tmp_path, fla
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("text", ["[1]", '{"runs": [{"recipe": "plain"}]}', '{"runs": 5}', "{"])
+def test_another_file_than_results_is_refused(material, tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="--json .*results.json"):
+        main(command(material, tmp_path / "out", "--json", str(path)))
+    assert path.read_text() == text
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys):
@@ -194,9 +203,9 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
 def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--recipe", "dies", "plain", "--seconds", "1", "--rate", "dies=10", "plain=10"]
-    assert main(command(material, out, *flags)) == 1
+    assert main(command(material, out, *flags, "--gpus", "0,1")) == 1  # at the same time, each with a Ray of its own
     record = json.loads((out / "quality.json").read_text())
-    assert [run["recipe"] for run in record["runs"]] == ["plain"]
+    assert [(run["recipe"], run["gpu"]) for run in record["runs"]] == [("plain", "1")]
     [row] = record["failed"]
     assert (row["recipe"], row["seed"]) == ("dies", 0)
     assert "jobs.train ended with code 1" in row["why"] and "features hold NaN" in row["why"]
