@@ -20,7 +20,8 @@ from actors.placement import start
 from actors.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.checkpoint import newest_whole, prune, remove_leftovers
 from dflash_ray.deadline import Deadline
-from dflash_ray.flow import ASIDE, STAGED
+from dflash_ray.flow import ASIDE, FEATURES, STAGED
+from dflash_ray.line import Item
 from dflash_ray.metrics import StepTally, balance_advice, console_line
 from dflash_ray.peer import Buffer, PeerError
 from dflash_ray.restarts import RestartBudget
@@ -29,6 +30,7 @@ from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION
 START_LIMIT = 1800.0
 CALL_LIMIT = 1800.0  # one micro-step, step, snapshot or checkpoint write, until some are measured
 RESTART_LEAST = 120.0
+SHORT = 0.02  # seconds of a micro-step
 
 
 class Consumer:
@@ -39,6 +41,8 @@ class Consumer:
         self.facts: dict[str, Any] = {}
         self.budget = RestartBudget(run.spec.config.flow.restarts_per_hour)
         self.tally = StepTally()
+        self.staging = False  # something is on its way to the drafter
+        self.one_by_one = 0  # positions below are staged by a call of their own
         self.staged: dict[int, dict[str, Any]] = {}  # position -> who made its features, and as which arrival
         self.trained: list[dict[str, Any]] = []  # lines for trained.jsonl of the step in progress
         self.validation: list[dict[str, float]] = []
@@ -157,6 +161,7 @@ class Consumer:
     async def consume(self) -> None:
         """Walks the line to its end, or to the next step boundary after a stop was asked for."""
         while True:
+            self.staging = False
             stager = asyncio.ensure_future(self._stage_all())
             stager.add_done_callback(lambda _: self.run.pulse.beat())
             try:
@@ -176,19 +181,18 @@ class Consumer:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _stage_all(self) -> None:
-        run, flow = self.run, self.run.flow
+        run = self.run
         while True:
-            await run.until(lambda: (position := flow.to_stage()) is not None and position < run.end)
-            position = flow.to_stage()
-            facts, tokens_ref = run.batches[position]
-            meta, payload_ref = run.features[position]
-            told = {"layer_ids": meta["layer_ids"]}
-            call = self.drafter.stage.remote(position, tokens_ref, told, payload_ref)
-            del payload_ref
+            await run.until(lambda: self._to_stage() is not None)
+            position = self._to_stage()
+            self.staging, meta = True, run.features[position][0]
+            tokens, number = run.batches[position][0]["tokens"], run.item(position).number
+            position, told, *refs = self._message(position)
+            call = self.drafter.stage.remote(position, told, *refs)
+            del refs
             problem, lost = None, None
             try:
-                number = run.item(position).number
-                problem = await self._timed(call, "stage", facts["tokens"], f"stage of batch {number}")
+                problem = await self._timed(call, "stage", tokens, f"stage of batch {number}")
             except ray.exceptions.RayTaskError as error:
                 unreachable = isinstance(cause_of(error), PeerError)
                 if not unreachable and not isinstance(error, LOST):
@@ -196,21 +200,38 @@ class Consumer:
                 lost = first_line(cause_of(error))
                 if unreachable:
                     meta["handle"].direct.remote(False)
-            run.let_go(meta)
-            if run.features.get(position, (None,))[0] is not meta:
-                continue  # taken back while it was on the way
-            if lost is not None:
-                del run.features[position]
-                run.event("features_lost", f"batch {run.item(position).number} from {meta['target']}: {lost}", actor=meta["target"])
-                flow.unusable(position)
-            elif problem is None:
-                flow.staged(position)
-                run.failures.pop(position, None)  # computed, arrived and looked at: whatever befell it had nothing to do with it
-                self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
-                del run.features[position]
-            else:
-                self._refuse(position, meta["target"], problem)
+            self._arrived(position, meta, problem, lost)
             self.pump()
+
+    def _to_stage(self) -> int | None:
+        """What the drafter should be given now."""
+        position = None if self.staging else self.run.flow.to_stage()
+        if position is None or position >= self.run.end or self._shares_a_call(position):
+            return None
+        return position
+
+    def _message(self, position: int) -> tuple[Any, ...]:
+        """What the drafter is told to stage `position`: position, facts, tokens, features."""
+        (_, tokens_ref), (meta, payload_ref) = self.run.batches[position], self.run.features[position]
+        return position, {"layer_ids": meta["layer_ids"]}, tokens_ref, payload_ref
+
+    def _arrived(self, position: int, meta: dict[str, Any], problem: str | None, lost: str | None = None) -> None:
+        """The features told of by `meta` are staged, or there is a `problem` with them, or they are `lost`."""
+        run, flow, self.staging = self.run, self.run.flow, False
+        run.let_go(meta)
+        if run.features.get(position, (None,))[0] is not meta:
+            return  # taken back while it was on the way
+        if lost is not None:
+            del run.features[position]
+            run.event("features_lost", f"batch {run.item(position).number} from {meta['target']}: {lost}", actor=meta["target"])
+            flow.unusable(position)
+        elif problem is None:
+            flow.staged(position)
+            run.failures.pop(position, None)  # computed, arrived and looked at: whatever befell it had nothing to do with it
+            self.staged[position] = {"target": meta["target"], "arrival": meta["arrival"]}
+            del run.features[position]
+        else:
+            self._refuse(position, meta["target"], problem)
 
     def _refuse(self, position: int, target: str, problem: str) -> None:
         """Features that are not what was asked for: computed again, but not for ever."""
@@ -224,13 +245,17 @@ class Consumer:
             position = flow.next
             item = run.item(position)
             began = run.now()
-            await self._until_staged(position, stager)
+            await self._until_here(position, stager)
             if run.step > 0:
                 run.meter.drafter_waited(run.now() - began)
             if flow.state(position) == ASIDE:
                 flow.done(position)
             elif item.kind == "train":
-                await self._train(position, item)
+                last = await self._train(position, item)
+                if last < position:
+                    self.pump()
+                    continue
+                position, item = last, run.item(last)
             else:
                 await self._validate(position)
             self.pump()
@@ -245,10 +270,15 @@ class Consumer:
             if run.stop_reason is not None:
                 return
 
-    async def _until_staged(self, position: int, stager: asyncio.Task) -> None:
+    async def _until_here(self, position: int, stager: asyncio.Task) -> None:
         run, flow = self.run, self.run.flow
-        await run.until(lambda: stager.done() or flow.state(position) in (STAGED, ASIDE))
-        if stager.done() and flow.state(position) not in (STAGED, ASIDE):
+
+        def here() -> bool:
+            state = flow.state(position)
+            return state in (STAGED, ASIDE) or (state == FEATURES and not self.staging and self._shares_a_call(position))
+
+        await run.until(lambda: stager.done() or here())
+        if stager.done() and not here():
             stager.result()  # raises what ended it
 
     async def _call(self, call: ray.ObjectRef, kind: str, size: int = 1, what: str = "") -> Any:
@@ -257,16 +287,57 @@ class Consumer:
         except ray.exceptions.RayTaskError as error:
             raise RunFailed(f"drafter, {what or kind}: {first_line(cause_of(error))}") from error
 
-    async def _train(self, position: int, item: Any) -> None:
-        run = self.run
-        tokens = run.batches[position][0]["tokens"]
-        seconds = await self._call(self.drafter.train.remote(position), "train", tokens, f"batch {item.number}")
-        facts, _ = run.batches.pop(position)
+    async def _train(self, position: int, item: Item) -> int:
+        """Trains `position`, and if it is not staged yet also those after it that may share the call. Returns the last one trained."""
+        if self.run.flow.state(position) == FEATURES:
+            return await self._train_line(position, item)
+        tokens = self.run.batches[position][0]["tokens"]
+        self._trained(position, await self._call(self.drafter.train.remote(position), "train", tokens, f"batch {item.number}"))
+        return position
+
+    def _shares_a_call(self, position: int) -> bool:
+        """Whether `position`, whose features are there, is staged and trained in one call with its neighbours: only where micro-steps are
+        so short that a call takes longer than what staging ahead would hide, and no target waits for its memory."""
+        run, meta = self.run, self.run.features[position][0]
+        seconds = run.flow.drafter_seconds
+        short = seconds is not None and seconds < SHORT and position >= self.one_by_one
+        return short and meta["sent"] and meta.get("slot") is None and run.item(position).kind == "train"
+
+    async def _train_line(self, first: int, item: Item) -> int:
+        """Stages and trains `first` and what has arrived behind it, up to the end of its step, in one call. Returns the last one trained,
+        `first - 1` if none was."""
+        run, flow, end = self.run, self.run.flow, first + 1
+        limit = min(first + max(flow.window // 4, 1), run.end)  # credit moves with the answer
+        while end < limit and flow.state(end) == FEATURES and self._shares_a_call(end) and run.item(end).step == item.step:
+            end += 1
+        line, self.staging = range(first, end), True
+        metas, messages = [run.features[p][0] for p in line], [self._message(p) for p in line]
+        tokens = sum(run.batches[p][0]["tokens"] for p in line)
+        objects = [ref for _, _, *refs in messages for ref in refs]
+        call = self.drafter.train_line.remote([(p, told) for p, told, *_ in messages], *objects)
+        del messages, objects
+        what = f"batch {item.number}" + (f" to {run.item(end - 1).number}" if end > first + 1 else "")
+        try:
+            seconds, problem = await self._timed(call, "train", tokens, what)
+        except ray.exceptions.RayTaskError as error:
+            if not isinstance(error, LOST):
+                raise RunFailed(f"drafter, {what}: {first_line(cause_of(error))}") from error
+            self.staging, self.one_by_one = False, end  # nothing was begun; staged one by one they tell which are lost
+            return first - 1
+        for position, spent, meta in zip(line, seconds, metas, strict=False):
+            self._arrived(position, meta, None)
+            self._trained(position, spent)
+        if problem is not None:
+            self._arrived(first + len(seconds), metas[len(seconds)], problem)
+        return first + len(seconds) - 1
+
+    def _trained(self, position: int, seconds: float) -> None:
+        item, (facts, _) = self.run.item(position), self.run.batches.pop(position)
         self.batches += 1
         self._tokens += facts["tokens"]
         self._seconds += seconds
         made = self.staged.pop(position)
-        run.flow.done(position, seconds)
+        self.run.flow.done(position, seconds)
         self.tally.add(facts)
         self.trained.append({"batch": item.number, "step": item.step + 1, "sample_ids": facts["sample_ids"], **made})
 

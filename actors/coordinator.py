@@ -34,6 +34,7 @@ from dflash_ray.tracking import Tracker
 STORE_SHARE = 0.7  # of the object store may be features in flight
 START_LIMIT = 1800.0
 FETCH_LIMIT = 300.0
+FETCH_GROUP = 8  # batches that one call to the batcher brings, at most
 LOCK_PATIENCE = 60.0  # seconds for the actors of a killed driver to end
 CREW = Crew(BatcherActor, TargetActor, DrafterActor)
 
@@ -104,6 +105,7 @@ class CoordinatorActor:
             prefetch=config.flow.prefetch_batches,
             queue_per_target=config.flow.queue_per_target,
             slow_factor=config.flow.slow_factor,
+            fetch_group=min(FETCH_GROUP, max(1, config.flow.prefetch_batches // 4)),
         )
         identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
         if self.resume is not None:
@@ -209,14 +211,16 @@ class CoordinatorActor:
                 cause = cause_of(error)
                 raise (cause if isinstance(cause, ValueError) else RunFailed(f"batcher: {first_line(cause)}")) from None
 
-    async def _fetch(self, position: int) -> None:
-        run, item = self.run_state, self.run_state.item(position)
+    async def _fetch(self, positions: list[int]) -> None:
+        run, items = self.run_state, [self.run_state.item(position) for position in positions]
+        what = f"{items[0].kind} batch {items[0].number}" + (f" and {len(items) - 1} more" if len(items) > 1 else "")
         while True:
             await run.until(lambda: self.batcher is not None)
             batcher, began = self.batcher, run.now()
-            meta_ref, tokens_ref = batcher.batch.remote(item.kind, item.number)
+            wanted = [(item.kind, item.number) for item in items]
+            facts_ref, *tokens_refs = batcher.fetch.options(num_returns=1 + len(wanted)).remote(wanted)
             try:
-                meta = await answer(meta_ref, "batcher", f"batch {item.number}", self.fetching.limit())
+                facts = await answer(facts_ref, "batcher", what, self.fetching.limit(len(wanted)))
                 break
             except ActorLost as error:
                 if self.batcher is batcher:
@@ -225,10 +229,11 @@ class CoordinatorActor:
                     await self._plan()
                     self.pump()
             except ray.exceptions.RayTaskError as error:
-                raise RunFailed(f"batcher, {item.kind} batch {item.number}: {first_line(cause_of(error))}") from None
-        self.fetching.took(run.now() - began)
-        if run.flow.ready(position, self.spec.message_bytes(meta["tokens"], meta["anchors"]), meta["tokens"]):
-            run.batches[position] = (meta, tokens_ref)
+                raise RunFailed(f"batcher, {what}: {first_line(cause_of(error))}") from None
+        self.fetching.took(run.now() - began, len(wanted))
+        for position, meta, tokens_ref in zip(positions, facts, tokens_refs, strict=True):
+            if run.flow.ready(position, self.spec.message_bytes(meta["tokens"], meta["anchors"]), meta["tokens"]):
+                run.batches[position] = (meta, tokens_ref)
         self.pump()
 
     async def _bury_batcher(self, dead: Any, error: ActorLost) -> None:
@@ -252,20 +257,23 @@ class CoordinatorActor:
             if (dropped := run.features.pop(position, None)) is not None:
                 run.let_go(dropped[0])
         if self.batcher is not None:
-            for position in run.flow.wanted():
-                self._fetch_or_leave_aside(position)
+            self._fetch_or_leave_aside(run.flow.wanted())
         for name, position in run.flow.assign():
             self.pool.compute(name, position)
         run.pulse.beat()
 
-    def _fetch_or_leave_aside(self, position: int) -> None:
-        run, item = self.run_state, self.run_state.item(position)
-        if item.kind == "train" and item.number in run.aside:
-            run.flow.set_aside(position)
-            return
-        task = asyncio.ensure_future(self._fetch(position))
-        self.tasks.add(task)
-        task.add_done_callback(self._fetched)
+    def _fetch_or_leave_aside(self, positions: list[int]) -> None:
+        run, fetched = self.run_state, []
+        for position in positions:
+            item = run.item(position)
+            if item.kind == "train" and item.number in run.aside:
+                run.flow.set_aside(position)
+            else:
+                fetched.append(position)
+        for first in range(0, len(fetched), FETCH_GROUP):
+            task = asyncio.ensure_future(self._fetch(fetched[first : first + FETCH_GROUP]))
+            self.tasks.add(task)
+            task.add_done_callback(self._fetched)
 
     def _fetched(self, task: asyncio.Task) -> None:
         self.tasks.discard(task)
