@@ -14,8 +14,8 @@ from typing import Any
 
 import ray
 
-from actors.consumer import Consumer
 from actors.cross_check import CrossCheck
+from actors.drafter_life import DrafterLife
 from actors.failures import count_failure
 from actors.placement import start
 from actors.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
@@ -48,8 +48,8 @@ class Target:
 
 
 class TargetPool:
-    def __init__(self, run: RunState, pump: Callable[[], None], consumer: Consumer):
-        self.run, self.pump, self.consumer = run, pump, consumer
+    def __init__(self, run: RunState, pump: Callable[[], None], drafter: DrafterLife):
+        self.run, self.pump, self.drafter = run, pump, drafter
         self.targets: dict[str, Target] = {}
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
@@ -110,7 +110,7 @@ class TargetPool:
             target.facts = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
             await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())
             self._starting.took(self.run.now() - began)
-            target.buffers = await self.consumer.connect(target.name, handle)
+            target.buffers = await self.drafter.connect(target.name, handle)
         except (CouldNotStart, ray.exceptions.RayTaskError) as error:
             if isinstance(error, CouldNotStart):
                 failure = error.failure()
@@ -181,7 +181,7 @@ class TargetPool:
         self.pump()
 
     def _forget(self, target: Target) -> None:
-        self.consumer.forget(target.buffers)
+        self.drafter.forget(target.buffers)
         target.buffers = []
 
     async def _restart(self, target: Target, delay: float) -> None:
