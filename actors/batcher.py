@@ -25,18 +25,22 @@ class BatcherActor:
     def vitals(self) -> dict[str, Any]:
         return facts()
 
-    @ray.method(num_returns=2)
-    def batch(self, kind: str, number: int) -> tuple[dict[str, Any], Batch]:
-        """(small facts, tokens) of batch `number` of the line `kind` (train or validation)."""
-        batch = self.batches.batch(kind, number)
-        return {
-            "number": number,
-            "epoch": batch.epoch,
-            "tokens": batch.tokens,
-            "allocated_tokens": batch.allocated_tokens,
-            "documents": batch.documents,
-            "supervised": int(batch.loss_mask.sum()),
-            "anchors": int(batch.anchors.shape[0]),
-            "bucket": batch.bucket,
-            "sample_ids": batch.sample_ids.tolist(),
-        }, batch
+    def fetch(self, wanted: list[tuple[str, int]]) -> tuple[list[dict[str, Any]], *tuple[Batch, ...]]:
+        """Small facts of every (line, batch number) of `wanted` in one list, then the tokens of each. A line is train or validation.
+        Called with `num_returns` = 1 + their number, so that the caller looks at the facts and passes the tokens on."""
+        batches = [self.batches.batch(kind, number) for kind, number in wanted]
+        return [_facts(batch) for batch in batches], *batches
+
+
+def _facts(batch: Batch) -> dict[str, Any]:
+    return {
+        "number": batch.number,
+        "epoch": batch.epoch,
+        "tokens": batch.tokens,
+        "allocated_tokens": batch.allocated_tokens,
+        "documents": batch.documents,
+        "supervised": int(batch.loss_mask.sum()),
+        "anchors": int(batch.anchors.shape[0]),
+        "bucket": batch.bucket,
+        "sample_ids": batch.sample_ids.tolist(),
+    }

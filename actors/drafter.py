@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ class DrafterActor:
         self.trainer = make_trainer(spec, total_steps)
         self.receiver = Receiver(torch.device(spec.device))
         self._staged: dict[int, Staged] = {}
+        self._stager = ThreadPoolExecutor(1, "stager")  # the only thread that receives
         self._sums: Counter[str] = Counter()
         self._snapshot: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
 
@@ -53,9 +56,12 @@ class DrafterActor:
         rehearse_drafter(self.trainer, tokens, anchors)
 
     @ray.method(concurrency_group="stage")
-    def stage(self, position: int, batch: Batch, meta: dict[str, Any], payload: Payload) -> str | None:
+    def stage(self, position: int, meta: dict[str, Any], batch: Batch, payload: Payload) -> str | None:
         """Copies the features of `position` to the device and checks them. Returns what is wrong with them, or None. PeerError where a
         target's buffer cannot be read."""
+        return self._in_stager(self._stage, position, meta, batch, payload)
+
+    def _stage(self, position: int, meta: dict[str, Any], batch: Batch, payload: Payload) -> str | None:
         self._enter()
         tensors = self.receiver.receive(payload)
         if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
@@ -70,17 +76,20 @@ class DrafterActor:
     @ray.method(concurrency_group="stage")
     def probe(self, message: Remote) -> float:
         """Bytes per second of reading a target's buffer directly. PeerError where that does not work."""
-        return self.receiver.probe(message)
+        return self._in_stager(self.receiver.probe, message)
 
     @ray.method(concurrency_group="stage")
     def time_store(self, payload: Payload) -> None:
         """Copies what came through the object store to the device; the caller takes the time."""
-        self.receiver.receive(payload)
+        self._in_stager(self.receiver.receive, payload)
 
     @ray.method(concurrency_group="stage")
     def forget(self, buffers: list[Buffer]) -> None:
         """A target is gone: lets go of its memory."""
-        self.receiver.forget(buffers)
+        self._in_stager(self.receiver.forget, buffers)
+
+    def _in_stager(self, do: Callable[..., Any], *args: Any) -> Any:
+        return self._stager.submit(do, *args).result()
 
     @ray.method(concurrency_group="train")
     def train(self, position: int) -> float:
@@ -91,6 +100,21 @@ class DrafterActor:
         if self.receiver.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # seconds, waits and credit tell of what is done, not of what is queued
         return time.perf_counter() - began
+
+    @ray.method(concurrency_group="train")
+    def train_line(self, line: list[tuple[int, dict[str, Any]]], *objects: Any) -> tuple[list[float], str | None]:
+        """`stage` and `train` for each of `line`, one staged while another trains. `line`: position and meta of each; `objects`: batch and
+        payload of each. Returns the seconds of each training, and what is wrong with the features behind the last one trained, or None."""
+        messages = [(*head, *both) for head, *both in zip(line, objects[::2], objects[1::2], strict=True)]
+        seconds: list[float] = []
+        problem = self._in_stager(self._stage, *messages[0])
+        for (position, *_), behind in zip(messages, [*messages[1:], None], strict=True):
+            if problem is not None:
+                break
+            staging = self._stager.submit(self._stage, *behind) if behind else None
+            seconds.append(self.train(position))
+            problem = staging.result() if staging else None
+        return seconds, problem
 
     @ray.method(concurrency_group="train")
     def step(self, step: int) -> dict[str, Any]:

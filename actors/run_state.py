@@ -60,12 +60,9 @@ class Pulse:
 
 async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
     """The value of an actor call. ActorLost if `who` is dead or says nothing for `limit` seconds; its own exceptions pass through."""
-    waiting = asyncio.ensure_future(_resolve(ref))
     try:
-        done, _ = await asyncio.wait({waiting}, timeout=limit)
-        if not done:
-            raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s")
-        return waiting.result()
+        async with asyncio.timeout(limit):
+            return await ref
     except ray.exceptions.RayTaskError:
         raise  # from inside the actor, which lives, even if what it tells of is another one's death
     except ray.exceptions.ObjectLostError as error:
@@ -74,13 +71,8 @@ async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
         if getattr(error, "actor_init_failed", False):
             raise CouldNotStart(str(error).strip().splitlines()[-1]) from None
         raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
-    finally:
-        waiting.cancel()
-        waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
-
-
-async def _resolve(ref: ray.ObjectRef) -> Any:
-    return await ref
+    except TimeoutError:
+        raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s") from None
 
 
 def first_line(error: BaseException) -> str:

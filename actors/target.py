@@ -42,9 +42,10 @@ class TargetActor:
         set_threads(self.spec.config.cpu.threads_per_actor)
         rehearse_target(self.target, tokens, anchors, self.spec.shape.block_size, teacher=self.spec.config.loss.needs_teacher)
 
-    @ray.method(concurrency_group="compute")
-    def compute(self, position: int, kind: str, batch: Batch, with_sketch: bool) -> dict[str, Any]:
-        """Computes the features of `batch` and holds them for `send`. Returns small facts about them."""
+    @ray.method(num_returns=2, concurrency_group="compute")
+    def compute(self, position: int, kind: str, batch: Batch, with_sketch: bool) -> tuple[dict[str, Any], Payload | None]:
+        """Computes the features of `batch`. Returns small facts about them, and themselves if `sent` says so; else they are held for
+        `send`, which copies them from the device while the next batch is computed."""
         set_threads(self.spec.config.cpu.threads_per_actor)
         self._delay(position)
         began = time.perf_counter()
@@ -58,12 +59,15 @@ class TargetActor:
             torch.cuda.current_stream().synchronize()  # the seconds below are the batch's, and deadlines are made of them
         self.sender.hold(position, tensors)
         seconds = time.perf_counter() - began
-        return {
+        sent = not tensors["features"].is_cuda
+        meta = {
             "target": self.name,
             "seconds": seconds,
             "layer_ids": list(self.spec.shape.target_layer_ids),
             "sketch": sketch(tensors["features"], len(self.spec.shape.target_layer_ids)) if with_sketch else None,
+            "sent": sent,
         }
+        return meta, self.sender.take(position) if sent else None
 
     @ray.method(concurrency_group="compute")
     def sketch(self, batch: Batch) -> np.ndarray:

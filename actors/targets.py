@@ -14,12 +14,13 @@ from typing import Any
 
 import ray
 
-from actors.consumer import Consumer
 from actors.cross_check import CrossCheck
+from actors.drafter_life import DrafterLife
 from actors.failures import count_failure
 from actors.placement import start
 from actors.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
 from dflash_ray.deadline import Deadline
+from dflash_ray.line import Item
 from dflash_ray.peer import Buffer
 from dflash_ray.restarts import RestartBudget
 
@@ -47,8 +48,8 @@ class Target:
 
 
 class TargetPool:
-    def __init__(self, run: RunState, pump: Callable[[], None], consumer: Consumer):
-        self.run, self.pump, self.consumer = run, pump, consumer
+    def __init__(self, run: RunState, pump: Callable[[], None], drafter: DrafterLife):
+        self.run, self.pump, self.drafter = run, pump, drafter
         self.targets: dict[str, Target] = {}
         self.tasks: set[asyncio.Task] = set()
         self.wanted = run.spec.config.targets
@@ -109,7 +110,7 @@ class TargetPool:
             target.facts = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
             await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())
             self._starting.took(self.run.now() - began)
-            target.buffers = await self.consumer.connect(target.name, handle)
+            target.buffers = await self.drafter.connect(target.name, handle)
         except (CouldNotStart, ray.exceptions.RayTaskError) as error:
             if isinstance(error, CouldNotStart):
                 failure = error.failure()
@@ -180,7 +181,7 @@ class TargetPool:
         self.pump()
 
     def _forget(self, target: Target) -> None:
-        self.consumer.forget(target.buffers)
+        self.drafter.forget(target.buffers)
         target.buffers = []
 
     async def _restart(self, target: Target, delay: float) -> None:
@@ -209,9 +210,9 @@ class TargetPool:
         if target.fresh:
             limit = min(FRESH_FACTOR * limit, FIRST_BATCH_LIMIT)
         began, sampled = run.now(), self.cross_check.wants(item)
-        call = handle.compute.remote(position, item.kind, tokens_ref, sampled)
+        meta_ref, payload_ref = handle.compute.remote(position, item.kind, tokens_ref, sampled)
         try:
-            meta = await answer(call, target.name, f"batch {item.number}", limit)
+            meta = await answer(meta_ref, target.name, f"batch {item.number}", limit)
         except ActorLost as error:
             if target.handle is handle:
                 self._died(target, str(error))
@@ -240,7 +241,8 @@ class TargetPool:
         target.tokens += facts["tokens"]
         target.seconds += meta["seconds"]
         target.idle_since = None if target.name in run.flow.parked() else run.now()
-        sent_ref, payload_ref = handle.send.remote(position)
+        if not meta["sent"]:
+            sent_ref, payload_ref = handle.send.remote(position)
         if sampled:
             self.spawn(self.cross_check.run(target, item.number, tokens_ref, facts["tokens"], meta.pop("sketch")))
         del tokens_ref
@@ -250,21 +252,28 @@ class TargetPool:
         gone = run.flow.computed(target.name, position, meta["seconds"])
         self.pump()
         del payload_ref
-        began = run.now()
+        if not meta["sent"]:
+            gone = await self._sent(sent_ref, target, meta, item, facts["tokens"]) and gone
+        if gone:  # may leave only when nobody needs its memory any more
+            await run.until(lambda: not any(meta["handle"] is handle for meta, _ in run.features.values()))
+            self._bury(target)
+
+    async def _sent(self, call: ray.ObjectRef, target: Target, meta: dict[str, Any], item: Item, tokens: int) -> bool:
+        """Waits until the features told of by `meta` have left the target. False if it died instead."""
+        run, began = self.run, self.run.now()
         try:
-            meta["slot"] = await answer(sent_ref, target.name, f"sending batch {item.number}", self._sending.limit(facts["tokens"]))
-            self._sending.took(run.now() - began, facts["tokens"])
+            meta["slot"] = await answer(call, target.name, f"sending batch {item.number}", self._sending.limit(tokens))
+            meta["sent"] = True
+            self._sending.took(run.now() - began, tokens)
         except ActorLost as error:  # the payload is lost with it: staging finds out, and the batch is computed again
-            if target.handle is handle:
+            if target.handle is meta["handle"]:
                 self._died(target, str(error))
-            gone = False
+            return False
         except ray.exceptions.RayTaskError:
             pass  # not made: staging finds out
         if not meta["needed"]:
             run.let_go(meta)
-        if gone:  # may leave only when nobody needs its memory any more
-            await run.until(lambda: not any(meta["handle"] is handle for meta, _ in run.features.values()))
-            self._bury(target)
+        return True
 
     def take_out(self, target: Target, reason: str) -> None:
         """A target that computes something else than the others does not come back."""

@@ -58,10 +58,12 @@ class Flow:
         prefetch: int,
         queue_per_target: int = 1,
         slow_factor: float = 3.0,
+        fetch_group: int = 1,
     ):
-        assert total >= 0 and window >= 1 and prefetch >= 1 and queue_per_target >= 0
+        assert total >= 0 and window >= 1 and 1 <= fetch_group <= prefetch and queue_per_target >= 0
         self.total, self.window, self.window_bytes = total, window, window_bytes
         self.prefetch, self.queue_per_target, self.slow_factor = prefetch, queue_per_target, slow_factor
+        self.fetch_group = fetch_group  # new positions are asked for when there is room for so many, or for all that are left
         self.next = 0
         self.targets: dict[str, TargetState] = {}
         self.drafter_seconds: float | None = None
@@ -123,6 +125,8 @@ class Flow:
     def wanted(self) -> list[int]:
         """Positions whose tokens should be fetched now, lowest first; they count as asked for from here on."""
         out: list[int] = []
+        if not self._missing and self.prefetch - self._held < min(self.fetch_group, self.total - self._frontier):
+            return out
         while self._held < self.prefetch:
             position = self._pop_missing()
             if position is None:

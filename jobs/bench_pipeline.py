@@ -111,7 +111,7 @@ class Case:
             if position == WARM_BATCHES:
                 print(f"one target alone: up and warm after {time.perf_counter() - began:.0f} s", flush=True)
                 began = time.perf_counter()
-            ray.get(actor.compute.remote(position, "train", batch, False), timeout=LIMIT)
+            ray.get(actor.compute.remote(position, "train", batch, False)[0], timeout=LIMIT)
             actor.drop.remote(position)
         seconds = time.perf_counter() - began
         ray.kill(actor)
@@ -127,7 +127,7 @@ class Case:
         seconds, steps = 0.0, 0
         for position, batch in enumerate(self.batches):
             features = noise.repeat(-(-batch.tokens // 1024), 1)[: batch.tokens]
-            problem = ray.get(actor.stage.remote(position, batch, told, {"features": pack(features)}), timeout=LIMIT)
+            problem = ray.get(actor.stage.remote(position, told, batch, {"features": pack(features)}), timeout=LIMIT)
             if problem:
                 raise RunFailed(problem)
             if position == WARM_BATCHES:

@@ -32,10 +32,10 @@ class FakeBatcher(_Fake):
         sizes = {"samples": self.batches, "batches": self.batches, "tokens": self.batches * TOKENS, "most_tokens": TOKENS}
         return sizes | {"most_anchors": 1, "validation_batches": 0, "plan": "fake", "dataset": "fake"}
 
-    @ray.method(num_returns=2)
-    def batch(self, _kind: str, number: int) -> tuple[dict[str, Any], np.ndarray]:
+    def fetch(self, wanted: list[tuple[str, int]]) -> tuple[list[dict[str, Any]], *tuple[np.ndarray, ...]]:
         sizes = {"tokens": TOKENS, "allocated_tokens": TOKENS, "documents": 1, "supervised": TOKENS, "anchors": 1, "bucket": -1}
-        return {"number": number, "epoch": 0, "sample_ids": [number], **sizes}, np.zeros(TOKENS, dtype=np.int32)
+        facts = [{"number": number, "epoch": 0, "sample_ids": [number], **sizes} for _, number in wanted]
+        return facts, *(np.zeros(TOKENS, dtype=np.int32) for _ in wanted)
 
 
 @ray.remote(concurrency_groups={"compute": 1, "send": 1, "ask": 1})
@@ -50,13 +50,9 @@ class FakeTarget(_Fake):
     def rehearse(self, _tokens: int, _anchors: int) -> None:
         pass
 
-    @ray.method(concurrency_group="compute")
-    def compute(self, _position: int, _kind: str, _batch: np.ndarray, _with_sketch: bool) -> dict[str, Any]:
-        return {"target": self.name, "seconds": 1e-3, "layer_ids": []}
-
-    @ray.method(num_returns=2, concurrency_group="send")
-    def send(self, _position: int) -> tuple[None, np.ndarray]:
-        return None, np.zeros(TOKENS, dtype=np.int16)
+    @ray.method(num_returns=2, concurrency_group="compute")
+    def compute(self, _position: int, _kind: str, _batch: np.ndarray, _with_sketch: bool) -> tuple[dict[str, Any], np.ndarray]:
+        return {"target": self.name, "seconds": 1e-3, "layer_ids": [], "sent": True}, np.zeros(TOKENS, dtype=np.int16)
 
 
 @ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})
@@ -69,12 +65,16 @@ class FakeDrafter(_Fake):
         pass
 
     @ray.method(concurrency_group="stage")
-    def stage(self, _position: int, _batch: np.ndarray, _meta: dict[str, Any], _payload: np.ndarray) -> None:
+    def stage(self, _position: int, _meta: dict[str, Any], _batch: np.ndarray, _payload: np.ndarray) -> None:
         pass
 
     @ray.method(concurrency_group="train")
     def train(self, _position: int) -> float:
         return 1e-4
+
+    @ray.method(concurrency_group="train")
+    def train_line(self, line: list[tuple[int, dict[str, Any]]], *_objects: np.ndarray) -> tuple[list[float], None]:
+        return [1e-4] * len(line), None
 
     @ray.method(concurrency_group="train")
     def step(self, _step: int) -> dict[str, Any]:

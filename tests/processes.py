@@ -136,6 +136,20 @@ def head_node(folder: Path, resources: str = "{}", **env: str) -> Iterator[dict[
 
 
 @contextmanager
+def node(head: dict[str, str], folder: Path, **resources: int) -> Iterator[subprocess.Popen]:
+    """A second raylet on this machine, with what belongs to it."""
+    agent, metrics = free_ports(2)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head['gcs']}", "--disable-usage-stats"]
+    command += [f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}", "--num-cpus=2", "--num-gpus=0"]
+    command += [f"--object-store-memory={200 * 2**20}", "--resources", str(resources).replace("'", '"')]
+    process = ray_start(command, folder / f"node-{metrics}.log")
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+@contextmanager
 def pause(pid: int) -> Iterator[None]:
     """A process that hangs for a while."""
     os.kill(pid, signal.SIGSTOP)

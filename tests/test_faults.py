@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from dflash_ray.checkpoint import list_checkpoints, newest_whole
 from dflash_ray.run_folder import RunFolder
 from tests.faults import Saboteur, account, actors, losses_of, send, state_of
-from tests.processes import PATIENCE, alive, end, family, free_ports, head_node, ray_start, start_job, wait_until
+from tests.processes import PATIENCE, alive, end, family, head_node, node, start_job, wait_until
 from tests.tiny_runs import dense_material, tiny_config, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -214,20 +213,6 @@ def test_a_dead_coordinator_leaves_no_orphan_and_the_run_continues(undisturbed, 
     finally:
         end(again)
     assert_same(RunFolder(run), undisturbed)
-
-
-@contextmanager
-def node(head: dict[str, str], folder: Path, **resources: int) -> Iterator[subprocess.Popen]:
-    """A second raylet on this machine, with what belongs to it."""
-    agent, metrics = free_ports(2)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head['gcs']}", "--disable-usage-stats"]
-    command += [f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}", "--num-cpus=2", "--num-gpus=0"]
-    command += [f"--object-store-memory={200 * 2**20}", "--resources", str(resources).replace("'", '"')]
-    process = ray_start(command, folder / f"node-{metrics}.log")
-    try:
-        yield process
-    finally:
-        end(process)
 
 
 def test_a_lost_node_is_done_without_and_taken_back(undisturbed, material, tmp_path):

@@ -16,9 +16,11 @@ TOTAL = 40
 class FlowMachine(RuleBasedStateMachine):
     """A world of targets, a batcher and a drafter that act in any order; the model beside it is plain sets."""
 
+    group = 1
+
     def __init__(self):
         super().__init__()
-        self.flow = Flow(TOTAL, window=6, window_bytes=100, prefetch=12, queue_per_target=2)
+        self.flow = Flow(TOTAL, window=6, window_bytes=100, prefetch=12, queue_per_target=2, fetch_group=self.group)
         self.asked, self.running, self.trained, self.aside, self.names = set(), {}, [], set(), 0
         self.sizes = {p: 5 + (p * 7) % 30 for p in range(TOTAL)}
         self.sizes[13] = 250  # larger than the whole window
@@ -178,6 +180,46 @@ class FlowMachine(RuleBasedStateMachine):
 
 FlowMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestFlowMachine = FlowMachine.TestCase
+
+
+class GroupedFlowMachine(FlowMachine):
+    group = 5
+
+
+GroupedFlowMachine.TestCase.settings = FlowMachine.TestCase.settings
+TestGroupedFlowMachine = GroupedFlowMachine.TestCase
+
+
+def test_positions_are_asked_for_in_groups_but_what_is_missing_at_once():
+    flow = Flow(30, window=8, window_bytes=10**6, prefetch=8, fetch_group=4)
+    flow.add_target("t")
+
+    def train(positions):
+        for position in positions:
+            assert flow.assign() == [("t", position)]
+            flow.computed("t", position, 1.0)
+            flow.staged(position)
+            flow.done(position)
+
+    def arrive(positions):
+        for position in positions:
+            assert flow.ready(position, 1)
+
+    assert flow.wanted() == list(range(8))
+    arrive(range(8))
+    train([0, 1, 2])
+    assert flow.wanted() == []
+    train([3])
+    assert flow.wanted() == [8, 9, 10, 11]
+    arrive([8, 9, 10, 11])
+    flow.tokens_lost(6)
+    assert flow.wanted() == [6], "the line waits for it"
+    arrive([6])
+    for last in (16, 20, 24, 28, 30):
+        train(range(flow.next, min(flow.next + 4, 30)))
+        new = flow.wanted()
+        assert new == list(range(last - len(new), last)) and len(new) == (2 if last == 30 else 4)
+        arrive(new)
 
 
 def simulate(flow, speeds, drafter_seconds, tokens=100):
