@@ -167,6 +167,34 @@ def test_a_batch_of_prompts_gives_each_its_own_answer(target):
     assert [answer.tokens for answer in batched] == alone
 
 
+def test_an_answer_that_ended_with_a_whole_block_leaves_room_for_the_others(target, monkeypatch):
+    """The longest prompt's drafter is always right and overshoots the end; its row then idles while another one goes on."""
+    prompts = prompts_of(33, 5)
+    answers = {len(prompt): plain_greedy(target, prompt, 24, []) for prompt in prompts}
+
+    class Knowing(DraftState):
+        def prefill(self, features, lengths, rows):
+            super().prefill(features, lengths, rows)
+            self.done = {row: (length, 1) for row, length in zip(rows, lengths, strict=True)} | getattr(self, "done", {})
+
+        def propose(self, last):
+            logits = super().propose(last)
+            for row, (length, done) in self.done.items():
+                following = torch.tensor([*answers[length][done : done + BLOCK - 1], *[3] * BLOCK])[: BLOCK - 1]
+                logits[row] = torch.nn.functional.one_hot(following if length == 33 else (following + 1) % VOCAB, VOCAB).to(logits)
+            return logits
+
+        def append(self, features, new, counts):
+            super().append(features, new, counts)
+            self.done = {row: (length, done + counts[row]) for row, (length, done) in self.done.items()}
+
+    monkeypatch.setattr("dflash_ray.decode.speculative.DraftState", Knowing)
+    for new in range(24 - BLOCK, 25):  # ends anywhere in its last block
+        known, slow = speculative(target, random_drafter(target), prompts, max_new_tokens=new, stop_ids=[], batch_size=2)
+        assert [known.tokens, slow.tokens] == [answers[33][:new], answers[5][:new]]
+        assert len(known.passes) == -(-(new - 1) // BLOCK) < len(slow.passes)
+
+
 def state_tensors(state: TargetState) -> list[torch.Tensor]:
     """Everything a state remembers about its valid tokens."""
     found = []

@@ -123,8 +123,9 @@ def speculative(
                 bonus = chosen[accepted]
             else:
                 accepted, bonus = accept(proposed, target_distribution[row], draft_distribution[row], streams[number])
-            counts.append(accepted + 1)
-            answers[number].passes.append(Pass(proposed, accepted, take(row, [*proposed[:accepted], bonus])))
+            produced = take(row, [*proposed[:accepted], bonus])
+            counts.append(len(produced))  # what is accepted past an answer's end is dropped: a row that idles must not reach further
+            answers[number].passes.append(Pass(proposed, accepted, produced))
         state.keep(counts)
         draft.append(features, block, counts)
     passes = sum(len(answer.passes) for answer in answers)
