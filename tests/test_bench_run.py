@@ -18,6 +18,7 @@ def run_job(*argv: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_transport(tmp_path):
     out = tmp_path / "deep" / "transport.json"
     done = run_job("transport", "--tokens", "64", "--messages", "3", "--json", str(out))
@@ -30,6 +31,7 @@ def test_transport(tmp_path):
         assert row["gigabytes_per_second"] == pytest.approx(record["message_bytes"] / row["seconds"] / 1e9)
 
 
+@pytest.mark.slow
 def test_pipeline(tmp_path):
     out = tmp_path / "pipeline.json"
     done = run_job("pipeline", "--seconds", "2", "--json", str(out), "--train.batches_per_step", "1", "--tokens-per-anchor", "43", "5")

@@ -13,7 +13,7 @@ from tests.faults import account, losses_of, state_of
 from tests.processes import PATIENCE, ROOT, end, environment, head_node, node, start_job, wait_until
 from tests.tiny_runs import dense_material, tiny_config, train
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = {"train": {"epochs": 9, "batches_per_step": 2}, "run": {"max_steps": 50}, "checkpoint": {"every_steps": 10}}
 

@@ -167,7 +167,7 @@ def test_another_file_than_results_is_refused(material, tmp_path, text):
     assert path.read_text() == text
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys):
     out = tmp_path / "out"
@@ -198,7 +198,7 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
     assert "not run, --stop-after: best seed 1" in capsys.readouterr().out
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsys):
     out = tmp_path / "out"
@@ -212,7 +212,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsy
     assert "failed: dies seed 0" in capsys.readouterr().err
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_stopped_it_leaves_no_process(material, tmp_path):
     out, log = tmp_path / "out", tmp_path / "log"
