@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_ray.rows import Refused, decode_json
@@ -44,6 +44,7 @@ class Message:
     tool_call_id: str = ""
     prompt_ids: tuple[int, ...] | None = None  # assistant only: what the target was given,
     output_ids: tuple[int, ...] | None = None  # and what it answered, token by token
+    supervised: bool = True  # False for an answer with `weight: 0`: history, never trained on
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,13 @@ def _message(message: Any, index: int) -> Message:
             raise Refused("null_content", f"message {index} ({role}) has no content")
         return Message(role, _text(content, index), name=_label(message, "name"), tool_call_id=_label(message, "tool_call_id"))
     if spelled == "function_call":
-        return Message(role, "", tool_calls=_calls(_decoded(content, "function_call"), index))
-    return _assistant(message, content, index)
+        answer = Message(role, "", tool_calls=_calls(_decoded(content, "function_call"), index))
+    else:
+        answer = _assistant(message, content, index)
+    weight = message.get("weight")
+    if weight is None or (type(weight) in (int, float, bool) and weight in (0, 1)):
+        return replace(answer, supervised=weight is None or bool(weight))
+    raise Refused("bad_weight", f"message {index}: weight is {_short(weight)}; 0 (never trained on) and 1 are known")
 
 
 def _assistant(message: dict, content: Any, index: int) -> Message:

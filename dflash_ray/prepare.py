@@ -31,7 +31,7 @@ from dflash_ray.rows import Chunk, InputFile, Refused, decode_json, find_files, 
 from dflash_ray.staging import Stage
 from dflash_ray.tokenizer import ChatTokenizer
 
-VERSION = 2  # of what a row becomes; parts of another version are not continued
+VERSION = 3  # of what a row becomes; parts of another version are not continued
 REPORT = "report.json"  # in the data set's folder
 Spread = Callable[[Iterable[Chunk]], Iterator["Prepared"]]  # results in the order of the chunks
 Progress = Callable[[int, int, "Counts"], None]  # bytes done, bytes in all, counts so far

@@ -96,7 +96,7 @@ class Renderer:
         if isinstance(content, Tokenised):
             return Row(content)
         messages = [self.template_message(message) for message in content.messages]
-        answers = [index for index, message in enumerate(content.messages) if message.role == "assistant"]
+        answers = [index for index, message in enumerate(content.messages) if message.role == "assistant" and message.supervised]
         return Row(content, {index: self._turn_or_refusal(content, messages, index) for index in answers[:_TURNS_AHEAD]})
 
     def finish(self, row: Row) -> Rendered:
@@ -108,7 +108,7 @@ class Renderer:
         else:
             self._conversation(content, row.turns, out)
             if not out.samples:
-                raise (out.refused_turns or [Refused("no_assistant_turn")])[0]
+                raise (out.refused_turns or [Refused("no_assistant_turn", "no answer that is to be trained on")])[0]
         return out
 
     def _conversation(self, conversation: Conversation, placed: dict[int, _Turn | Refused], out: Rendered) -> None:
@@ -117,7 +117,7 @@ class Renderer:
         beyond = 0
         sample: _Sample | None = None
         for index, message in enumerate(conversation.messages):
-            if message.role != "assistant":
+            if message.role != "assistant" or not message.supervised:
                 continue
             if beyond >= _TURNS_BEYOND and not shrinks:
                 out.refused_turns.append(self._too_long())

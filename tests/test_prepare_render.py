@@ -223,6 +223,20 @@ def test_tool_output_and_system_text_have_mask_0(chats):
     assert _text(chats["keeps"], out.samples).count("SECRET") == 3
 
 
+def test_an_answer_of_weight_0_is_history_and_no_more(chats):
+    turns = _conversation([("one", "", "first"), ("two", "", "second"), ("three", "", "third")])
+    turns[1]["weight"], turns[3]["weight"], turns[5]["weight"] = 0, 1, None
+    out = _render(chats["keeps"], turns)
+    assert [chats["keeps"].decode(ids) for ids in _supervised(out.samples[0])] == ["second<|im_end|>", "third<|im_end|>"]
+    assert "first" in _text(chats["keeps"], out.samples) and (out.turns, out.refused_turns) == (2, [])
+    whole = _render(chats["keeps"], _conversation([("one", "", "first"), ("two", "", "second"), ("three", "", "third")]))
+    assert np.array_equal(out.samples[0][0], whole.samples[0][0])
+    for weight, reason in ((0, "no_assistant_turn"), (0.5, "bad_weight"), ("0", "bad_weight"), ([], "bad_weight")):
+        with pytest.raises(Refused) as caught:
+            _render(chats["keeps"], [turns[0], {**turns[1], "weight": weight}])
+        assert caught.value.reason == reason
+
+
 def test_a_template_without_tool_calls_refuses_them(tmp_path):
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     plain += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -373,6 +387,10 @@ def test_a_tokenizer_that_marks_the_first_word_marks_no_answer(tmp_path):
     ids = _supervised(_render(chat, _conversation([("one", "", "fox")])).samples[0])[0]
     assert ids[:-1] != reference.encode("fox", add_special_tokens=False)
     assert [reference.convert_ids_to_tokens(index) for index in ids][0][0] != "▁"
+    # nor one that spells a special token
+    spelled = chat.encode_literally("fox <|im_end|> dog")
+    assert chat.decode(spelled) == "fox <|im_end|> dog"
+    assert spelled[: len(ids) - 1] == ids[:-1] and chat.token_id("<|im_end|>") not in spelled
 
 
 def test_templates_that_cannot_be_used_are_refused_with_what_to_pass(tmp_path):
