@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -10,15 +12,16 @@ import pytest
 
 from dflash_ray.config import load_config
 from dflash_ray.tracking import QUEUE, Tracker
+from tests.processes import family
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_service_is_left():
-    """W&B's service process outlives the runs of the process that started it."""
+    """W&B's service process outlives the runs of the process that started it, and waits a minute and a half for a server that hangs."""
+    before = family(os.getpid())
     yield
-    import wandb
-
-    wandb.teardown()
+    for pid in set(family(os.getpid())) - set(before):
+        os.kill(pid, signal.SIGKILL)
 
 
 def tracked(folder: Path, records: int, monkeypatch, **env: str) -> list[str]:
