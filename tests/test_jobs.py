@@ -61,6 +61,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(material, tmp_path, number,
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_takes_its_actors_with_it_and_the_run_continues(material, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"
     config = write_config(material, run, checkpoint={"every_steps": 2}, **SLOW_TARGET)

@@ -133,6 +133,7 @@ def test_status_answers_while_others_hang(cluster):
     assert not events(cluster.alpha, "target_restart") and not events(cluster.alpha, "drafter_restart")
 
 
+@pytest.mark.slow
 def test_targets_come_and_go_and_the_losses_do_not_change(cluster):
     def scale(run: Path, before: int, count: int) -> None:
         done = cluster.job("jobs.scale", "--targets", str(count), "--run", str(run))

@@ -120,6 +120,7 @@ def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
         assert {"loss", "kl", "tv", "grad_norm", "lr", "noise_std"} <= record.keys() & expected.keys() and record["kl"] > 0
 
 
+@pytest.mark.slow
 def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     save_target("qwen3_5", other, seed=1)
