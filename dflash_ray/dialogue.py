@@ -22,10 +22,14 @@ def dialogue_key(row_id: Any, conversation: Conversation, thinking: bool, made_w
     `made_with` names the target and the way it is asked.
     """
     asked = [
-        (message.role, message.content, message.name, message.tool_call_id) if message.role != "assistant" else message.role
+        message.role if message.role == "assistant" and message.supervised else (*_words(message), message.name, message.tool_call_id)
         for message in conversation.messages
     ]
     return hashlib.sha256(repr((row_id, asked, conversation.tools, thinking, made_with)).encode()).hexdigest()[:32]
+
+
+def _words(message: Message) -> tuple:
+    return (message.role, message.content, *((message.reasoning, message.tool_calls) if message.role == "assistant" else ()))
 
 
 class Dialogue:
@@ -102,8 +106,8 @@ class Dialogue:
         return row if self._row_id is None else {"id": self._row_id, **row}
 
     def _advance(self) -> None:
-        """Moves to the next turn to answer. An answer that opens a conversation has no prompt and stays as it is."""
-        while self._left and (self._left[0].role != "assistant" or not self._said):
+        """Moves to the next turn to answer. An answer that opens a conversation has no prompt and stays as it is, as does one of weight 0."""
+        while self._left and (self._left[0].role != "assistant" or not self._left[0].supervised or not self._said):
             self._said.append(self._left.pop(0))
 
     def _written(self, message: Message) -> dict[str, Any]:
@@ -116,6 +120,8 @@ class Dialogue:
                 out[key] = getattr(message, key)
         if message.tool_calls:
             out["tool_calls"] = list(message.tool_calls)
+        if not message.supervised:
+            out["weight"] = 0
         if message.output_ids is not None:
             out |= {"prompt_ids": list(message.prompt_ids), "output_ids": list(message.output_ids)}
         return out

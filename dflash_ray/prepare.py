@@ -116,7 +116,7 @@ class ChunkWorker:
                 rendered = self._rendered(row)
             except Refused as refusal:
                 counts.skip(refusal, place)
-                if self._strict and refusal.reason not in ("blank", "too_long"):
+                if self._strict and refusal.reason not in ("blank", "too_long", "weight_0"):
                     stop = f"{place}: {refusal}"
                     break
                 continue

@@ -20,7 +20,7 @@ from dflash_ray.rows import Refused
 from dflash_ray.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
 
 _TURNS_BEYOND = 8  # turns in a row past max_length after which the rest is not rendered: rendering all is quadratic in the turns
-_TURNS_AHEAD = 32  # of a conversation that are placed before the first of them is encoded
+_CHARACTERS_AHEAD = 1 << 18  # of a row's turns, with all that stands before each, that are placed before the first is encoded
 _EMPTY_THINK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 
 
@@ -96,8 +96,16 @@ class Renderer:
         if isinstance(content, Tokenised):
             return Row(content)
         messages = [self.template_message(message) for message in content.messages]
-        answers = [index for index, message in enumerate(content.messages) if message.role == "assistant" and message.supervised]
-        return Row(content, {index: self._turn_or_refusal(content, messages, index) for index in answers[:_TURNS_AHEAD]})
+        turns: dict[int, _Turn | Refused] = {}
+        room = _CHARACTERS_AHEAD
+        for index, message in enumerate(content.messages):
+            if message.role == "assistant" and message.supervised:
+                turn = self._turn_or_refusal(content, messages, index)
+                room -= 0 if isinstance(turn, Refused) else len(turn.prefix) + len(turn.answer)
+                if room < 0:
+                    break  # the rest is rendered one by one: a long conversation's history stands in every turn
+                turns[index] = turn
+        return Row(content, turns)
 
     def finish(self, row: Row) -> Rendered:
         """Second half of `render`."""
@@ -108,7 +116,9 @@ class Renderer:
         else:
             self._conversation(content, row.turns, out)
             if not out.samples:
-                raise (out.refused_turns or [Refused("no_assistant_turn", "no answer that is to be trained on")])[0]
+                unwanted = any(message.role == "assistant" and not message.supervised for message in content.messages)
+                none = Refused("weight_0", "no other answer stands beside those of weight 0") if unwanted else Refused("no_assistant_turn")
+                raise (out.refused_turns or [none])[0]
         return out
 
     def _conversation(self, conversation: Conversation, placed: dict[int, _Turn | Refused], out: Rendered) -> None:

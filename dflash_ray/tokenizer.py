@@ -261,6 +261,9 @@ def _load(folder: Path):
         raise ValueError(f"--tokenizer {folder}: no tokenizer can be loaded from it: {one_line(error)}") from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(f"--tokenizer {folder}: only a slow tokenizer; save it once with a tokenizer.json")
+    # a file saved after padded or cut calls would do so here too: pad tokens in answers, long ones cut
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
 
 

@@ -118,6 +118,22 @@ def test_every_turn_is_asked_with_the_answers_given_so_far(tmp_path, chat, facts
         assert chat.decode(messages[index]["output_ids"]) == messages[index]["content"] + "<|im_end|>"
 
 
+def test_an_answer_of_weight_0_is_kept_and_not_asked_for(tmp_path, chat, facts):
+    old = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "KEPT", "weight": 0},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "OLD"},
+    ]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": old}))
+    crew = Echo(chat)
+    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, crew, facts)
+    assert report["turns"] == 1 and len(crew.asked) == 1 and "KEPT" in crew.asked[0][0]
+    messages = _rows(tmp_path / "out.jsonl")[0]["conversations"]
+    assert messages[1] == {"role": "assistant", "content": "KEPT", "weight": 0}
+    assert messages[3]["content"] != "OLD" and "weight" not in messages[3]
+
+
 def test_rows_keep_their_order_whatever_ends_first(tmp_path, chat, facts):
     report = _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 20)), chat, Echo(chat, free=4), facts)
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(20)) and report["answered"] == 20

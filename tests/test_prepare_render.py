@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from transformers import AddedToken, AutoTokenizer
 
 from dflash_ray.conversations import parse_row
-from dflash_ray.render import Renderer
+from dflash_ray.render import Renderer, Row
 from dflash_ray.rows import Refused
 from dflash_ray.tokenizer import ChatTokenizer
 from tests.tiny_chat import BARE, KEEPS, OPENS, STRIPS, TEMPLATES, save_tokenizer
@@ -223,6 +224,36 @@ def test_tool_output_and_system_text_have_mask_0(chats):
     assert _text(chats["keeps"], out.samples).count("SECRET") == 3
 
 
+def test_padding_and_truncation_of_the_tokenizers_file_are_off(tmp_path, chats):
+    """As saved after padded, cut calls: every piece would get pad tokens up to the longest of its chunk, or lose its end."""
+    folder = save_tokenizer(tmp_path / "padded", KEEPS)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.enable_padding()
+    backend.enable_truncation(8)
+    backend.save(str(folder / "tokenizer.json"))
+    texts = ["one", "a much longer question than the other one, of many more than eight tokens", "It ends with <|im_end|> always and ever"]
+    plain, chat = chats["keeps"], ChatTokenizer(folder)
+    assert (
+        chat.encode_pieces(texts)
+        == plain.encode_pieces(texts)
+        == {text: plain.encode(text) for text in texts if "<" not in text}
+        | {piece: plain.encode(piece) for piece in texts[2].split("<|im_end|>")}
+    )
+    assert [chat.encode(text) for text in texts] == [plain.encode(text) for text in texts]
+    assert [chat.encode_literally(text) for text in texts] == [plain.encode_literally(text) for text in texts]
+
+
+def test_a_long_conversation_is_not_rendered_ahead(chats):
+    """Every turn holds its whole history: what is kept before anything is encoded stays in bounds, and the samples are the same."""
+    turns = _conversation([("why " * 5000, "", "so " * 2000)] * 40)
+    renderer = Renderer(chats["keeps"], 10**9)
+    row = renderer.place(parse_row({"messages": turns}))
+    assert 1 < len(row.turns) < 10 and sum(map(len, row.texts)) < 2**19
+    ahead, alone = renderer.finish(row), renderer.finish(Row(row.content))
+    assert ahead.turns == alone.turns == 40 and np.array_equal(ahead.samples[0][0], alone.samples[0][0])
+    assert renderer.place(parse_row({"messages": _conversation([("x" * 2**19, "", "so")])})).turns == {}
+
+
 def test_an_answer_of_weight_0_is_history_and_no_more(chats):
     turns = _conversation([("one", "", "first"), ("two", "", "second"), ("three", "", "third")])
     turns[1]["weight"], turns[3]["weight"], turns[5]["weight"] = 0, 1, None
@@ -231,7 +262,7 @@ def test_an_answer_of_weight_0_is_history_and_no_more(chats):
     assert "first" in _text(chats["keeps"], out.samples) and (out.turns, out.refused_turns) == (2, [])
     whole = _render(chats["keeps"], _conversation([("one", "", "first"), ("two", "", "second"), ("three", "", "third")]))
     assert np.array_equal(out.samples[0][0], whole.samples[0][0])
-    for weight, reason in ((0, "no_assistant_turn"), (0.5, "bad_weight"), ("0", "bad_weight"), ([], "bad_weight")):
+    for weight, reason in ((0, "weight_0"), (0.5, "bad_weight"), ("0", "bad_weight"), ([], "bad_weight")):
         with pytest.raises(Refused) as caught:
             _render(chats["keeps"], [turns[0], {**turns[1], "weight": weight}])
         assert caught.value.reason == reason
