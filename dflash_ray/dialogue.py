@@ -106,7 +106,7 @@ class Dialogue:
         return row if self._row_id is None else {"id": self._row_id, **row}
 
     def _advance(self) -> None:
-        """Moves to the next turn to answer. An answer that opens a conversation has no prompt and stays as it is, as does one of weight 0."""
+        """Moves to the next turn to answer. An answer that opens a conversation has no prompt and stays, as does one of weight 0."""
         while self._left and (self._left[0].role != "assistant" or not self._left[0].supervised or not self._said):
             self._said.append(self._left.pop(0))
 
