@@ -18,10 +18,11 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_DEDUP_LOGS=0
 run() {  # SELECTION [pytest arguments]; nothing selected is no failure
   .venv/bin/python -m pytest -m "$@" || { code=$?; [ $code = 5 ] || exit $code; }
 }
-# what needs no Ray runs two at a time; a run on a local Ray is several processes by itself
-[ $tier = slow ] || run "not slow and not ray and not gpu" -n 2 --dist loadfile "$@"
+two="-n 2 --dist loadfile"
+# what needs no Ray runs two at a time, and so do the long ones if they run alone; a run on a local Ray is several processes by itself
+[ $tier = slow ] || run "not slow and not ray and not gpu" $two "$@"
 case $tier in
   default) run "ray and not slow and not gpu" "$@" ;;
-  slow) run "slow and not gpu" "$@" ;;
+  slow) run "slow and not gpu" $two "$@" ;;
   all) run "(ray or slow) and not gpu" "$@" ;;
 esac
