@@ -16,6 +16,7 @@ def worst(errors: dict[str, dict[str, float]], limit: float) -> list[str]:
     return [f"{group}, {name}: {value:.1e}" for group, found in errors.items() for name, value in found.items() if not value < limit]
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_their_twins():
     """In a process of its own: whether kernels are interpreted is decided when Triton is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -67,6 +67,7 @@ def test_empty_batches_and_teacher_rows(family):
         assert relative(features, expected) < 1e-4 and relative(rows, others) < 1e-4 and np.array_equal(positions, same)
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_their_twins_and_float64():
     """Triton's own interpreter runs every kernel on the CPU; it has to be chosen before Triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
