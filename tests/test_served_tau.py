@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dflash_ray.decode.drafter import ServedDrafter
 from dflash_ray.decode.plain import plain_greedy
 from dflash_ray.decode.speculative import served_tau, speculative
 from dflash_ray.draft.export import export_drafter, load_drafter
+from dflash_ray.draft.model import DraftModel
 from dflash_ray.draft.replay import replay
 from dflash_ray.draft.shape import resolve_shape
 from dflash_ray.draft.trainer import DraftTrainer
@@ -42,6 +44,15 @@ def batch_of(prompts: list[list[int]], answers: list[list[int]]) -> Batch:
     )
 
 
+def learnt(trainer: DraftTrainer, batch: Batch, features: torch.Tensor, steps: int, folder: Path) -> DraftModel:
+    """The drafter after `steps` steps on one batch, exported and read back."""
+    for step in range(steps):
+        trainer.micro_step(batch, features)
+        trainer.optimizer_step(step)
+    export_drafter(trainer.model.state_dict(), trainer.shape, folder)
+    return load_drafter(folder, trainer.embed, trainer.head)[0]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
     save_target(family, tmp_path / "target", layers=4, varied=True)
@@ -68,12 +79,8 @@ def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
     shape = resolve_shape(config.draft, target.facts)
     trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", steps)
     batch = batch_of(prompts, answers)
-    features = target.features(batch)
-    for step in range(steps):
-        trainer.micro_step(batch, features)
-        trainer.optimizer_step(step)
-    export_drafter(trainer.model.state_dict(), shape, tmp_path / "drafter")
-    drafter = ServedDrafter(load_drafter(tmp_path / "drafter", target.embedding, target.head)[0], target.embedding, target.head)
+    model = learnt(trainer, batch, target.features(batch), steps, tmp_path / "drafter")
+    drafter = ServedDrafter(model, target.embedding, target.head)
     served = speculative(target, drafter, prompts, max_new_tokens=ANSWER, stop_ids=[])
     assert [answer.tokens for answer in served] == answers
     assert served_tau(served) >= 0.8 * BLOCK
@@ -101,11 +108,7 @@ def test_replayed_answers_give_the_served_tau(steps, tmp_path):
     trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", max(steps, 1))
     batch = batch_of(prompts, answers)
     features = target.features(batch)
-    for step in range(steps):
-        trainer.micro_step(batch, features)
-        trainer.optimizer_step(step)
-    export_drafter(trainer.model.state_dict(), shape, tmp_path / "drafter")
-    model = load_drafter(tmp_path / "drafter", target.embedding, target.head)[0]
+    model = learnt(trainer, batch, features, steps, tmp_path / "drafter")
     trainer.model.load_state_dict(model.state_dict())  # as rounded by the export
     served = [
         answer
