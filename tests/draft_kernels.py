@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from dflash_ray.config import LossConfig
 from dflash_ray.draft import ops
 from dflash_ray.draft.attention import plain_attention
 from dflash_ray.draft.kernels import adamw, attention, rows, softmax
@@ -116,21 +117,36 @@ def autograd_errors(device, dtype) -> dict[str, float]:
     return {"out": error(ours, exact), "gradients": max(error(a, b) for a, b in grads)}
 
 
-def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16) -> dict[str, float]:
-    draw = Draw(device, dtype)
+def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16, objective=None, taught=False) -> dict[str, float]:
+    draw, objective = Draw(device, dtype), objective or LossConfig(dpace=1.0)
     x, head = draw(count, 32), draw(vocabulary, 32) / 2
+    # near the drafter's rows, as a teacher is: then KL is a small difference of large numbers
+    teacher = x + draw(count, 32) / 4 if taught else None
     tokens = torch.randint(0, vocabulary, (count,), generator=torch.Generator().manual_seed(1)).to(device)
-    ours = softmax.triton_head(x, head, tokens, None, 0.0, 0.0, chunk, True)
-    exact = plain_head(x.double(), head.double(), tokens, None, 0.0, 0.0, chunk, True)
-    silent = softmax.triton_head(x, head, tokens, None, 0.0, 0.0, chunk, False)
+    ours = softmax.triton_head(x, head, tokens, teacher, chunk, objective)
+    exact = plain_head(x.double(), head.double(), tokens, None if teacher is None else teacher.double(), chunk, objective)
+    silent = softmax.triton_head(x, head, tokens, teacher, chunk, None)
     logits = x.double() @ head.double().T
     near = logits.gather(1, ours.guess[:, None])[:, 0] >= logits.max(1).values - logits.abs().max() * 2 * torch.finfo(dtype).eps
-    return {
+    out = {
         "log q": error(ours.log_q, exact.log_q),
-        "gradient": error(ours.hard, exact.hard),
         "without gradient": error(silent.log_q, exact.log_q),
         "guess": float((~near).float().mean()),
     }
+    for name in ("hard", "mixed", "kl", "tv"):
+        mine, reference = getattr(ours, name), getattr(exact, name)
+        assert (mine is None) == (reference is None), name
+        if mine is not None:
+            out[name] = error(mine, reference)
+    if taught:
+        out |= {"kl without gradient": error(silent.kl, exact.kl), "tv without gradient": error(silent.tv, exact.tv)}
+    return out
+
+
+MIXTURES = {
+    "kl": LossConfig(dpace=0.0, kl=1.0), "ce, kl": LossConfig(dpace=0.0, ce=0.5, kl=2.0), "tv": LossConfig(dpace=0.0, tv=1.0),
+    "all": LossConfig(dpace=0.3, ce=0.2, kl=0.4, tv=1.5),
+}  # fmt: skip
 
 
 def adamw_errors(device, copy_dtype) -> dict[str, float]:
@@ -160,6 +176,7 @@ def all_errors(device, dtype, cases=tuple(ATTENTION)) -> dict[str, dict[str, flo
         **{f"attention: {name}": attention_errors(device, dtype, ATTENTION[name]) for name in cases},
         "attention: autograd": autograd_errors(device, dtype),
         "head": head_errors(device, dtype),
+        **{f"head, teacher: {name}": head_errors(device, dtype, objective=mixture, taught=True) for name, mixture in MIXTURES.items()},
         "adamw": adamw_errors(device, torch.bfloat16),
     }
 

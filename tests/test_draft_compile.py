@@ -8,10 +8,24 @@ SHARED = 232_448  # bytes a block of threads may use on compute capability 9.0
 POINTERS = {
     "anchor": "*i64", "start": "*i64", "label": "*i64", "guess": "*i64", "span": "*i32",
     "log": "*fp32", "delta": "*fp32", "weight": "*fp32", "q_weight": "*fp32", "k_weight": "*fp32", "cos": "*fp32", "sin": "*fp32",
-    "partial": "*fp32", "log_q": "*fp32", "total": "*fp32", "norm": "*fp32",
+    "partial": "*fp32", "log_q": "*fp32", "kl": "*fp32", "tv": "*fp32", "total": "*fp32", "norm": "*fp32",
     "value": "*fp32", "mean": "*fp32", "square": "*fp32",
 }  # fmt: skip
-FLOATS = {"scale", "natural", "eps", "clip", "lr", "decay", "beta1", "beta2", "correction1", "correction2"}
+FLOATS = {
+    "scale",
+    "ce_scale",
+    "kl_scale",
+    "tv_scale",
+    "natural",
+    "eps",
+    "clip",
+    "lr",
+    "decay",
+    "beta1",
+    "beta2",
+    "correction1",
+    "correction2",
+}
 BLOCK = dict(K=16, G=4, D=128)
 TILE = BLOCK | dict(AT_ONCE=2, ROWS=128, OWN=32)
 HEADS = dict(QUERIES=32, KEYS=8, HALF=64, HEADS=8)
@@ -34,6 +48,8 @@ def cases():
     yield rows._turn_heads, HEADS, 1, 3
     yield rows._turn_heads_backward, HEADS, 1, 3
     yield softmax._softmax_rows, dict(GRADIENT=True, BLOCK=8192), 16, 3
+    for slope in (True, False):
+        yield softmax._teacher_rows, dict(HARD=True, MIXED=True, SLOPE=slope, BLOCK=4096), 16, 3
     yield adamw._adamw, dict(COPY=True, BLOCK=4096), 8, 3
 
 
@@ -61,4 +77,4 @@ def test_kernels_compile_for_hopper():
         if "tl.dot" in kernel.src:
             assert "wgmma" in compiled.asm["ptx"], f"{kernel.__name__} does not use the tensor cores of its generation"
         seen.add(kernel.__name__)
-    assert len(seen) == 11
+    assert len(seen) == 12

@@ -55,3 +55,11 @@ def test_the_head_at_the_real_vocabulary():
     from tests.draft_kernels import head_errors
 
     assert worst({"head": head_errors("cuda", torch.bfloat16, 248_320, 200, 128)}, 1e-2) == []
+
+
+@pytest.mark.gpu
+def test_a_teacher_at_the_real_vocabulary():
+    from tests.draft_kernels import MIXTURES, head_errors
+
+    errors = {name: head_errors("cuda", torch.bfloat16, 248_320, 200, 128, mixture, True) for name, mixture in MIXTURES.items()}
+    assert worst(errors, 1e-2) == []

@@ -34,11 +34,12 @@ class HeadPass:
     hard: Tensor | None  # [R, H] gradient of the label's cross-entropy
     kl: Tensor | None  # float32 [R] KL(teacher || drafter)
     tv: Tensor | None  # float32 [R] total variation, in 0..1
-    soft: Tensor | None  # [R, H] gradient of kl_scale * kl + tv_scale * tv
+    mixed: Tensor | None  # [R, H] gradient of objective.ce * cross-entropy + objective.kl * kl + objective.tv * tv
 
 
-# (rows [R, H], head [V, H], tokens [R], teacher [R, H] or None, kl_scale, tv_scale, chunk, gradients) -> HeadPass
-Head = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float, int, bool], HeadPass]
+# (rows [R, H], head [V, H], tokens [R], teacher [R, H] or None, chunk, objective) -> HeadPass. Without an objective there are no gradients;
+# with a teacher there is `mixed`, and `hard` only if the objective has dpace, which weighs rows on its own; else there is `hard`.
+Head = Callable[[Tensor, Tensor, Tensor, Tensor | None, int, LossConfig | None], HeadPass]
 
 
 def head_for(device: torch.device | str) -> Head:
@@ -51,9 +52,7 @@ def head_for(device: torch.device | str) -> Head:
 
 
 @torch.no_grad()
-def plain_head(
-    rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, kl_scale: float, tv_scale: float, chunk: int, gradients: bool
-) -> HeadPass:
+def plain_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, chunk: int, objective: LossConfig | None) -> HeadPass:
     """Plain torch: at most `chunk` rows of logits at a time, softmax in float32 or wider. `teacher` rows pass through the same head."""
     buffers = [_buffer(rows, head, chunk) for _ in range(1 if teacher is None else 2)]
     parts = []
@@ -63,31 +62,43 @@ def plain_head(
         p = _logits(rows[part], head, buffers[0])
         top, guess = p.max(1)
         log_q = p.gather(1, label)[:, 0] - top
-        hard = kl = tv = soft = None
+        hard = kl = tv = mixed = None
         if teacher is not None:
-            kl, tv, soft = _divergences(p, _logits(teacher[part], head, buffers[1]), kl_scale, tv_scale)
-            soft = linear(soft.to(rows.dtype), head.T).to(p.dtype) if gradients else None
+            kl, tv, mixed = _divergences(p, _logits(teacher[part], head, buffers[1]), label, objective)
+            mixed = None if mixed is None else linear(mixed.to(rows.dtype), head.T).to(p.dtype)
         total = p.sub_(top[:, None]).exp_().sum(1)
         log_q -= total.log()
-        if gradients:
+        if wants_hard(teacher, objective):
             # (p / total - one_hot) @ head, the division after the product: it then costs [r, H] instead of [r, V]
             p.scatter_add_(1, label, -total[:, None])
             hard = linear(p.to(rows.dtype), head.T).to(p.dtype) / total[:, None]
-        parts.append((log_q, guess, hard, kl, tv, soft))
+        parts.append((log_q, guess, hard, kl, tv, mixed))
     return HeadPass(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _divergences(logits: Tensor, wanted: Tensor, kl_scale: float, tv_scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """KL(teacher || drafter) [r], total variation [r], and the gradient of their scaled sum with respect to the drafter's logits [r, V].
+def wants_hard(teacher: Tensor | None, objective: LossConfig | None) -> bool:
+    """Is the gradient of the label's cross-entropy wanted by itself?"""
+    return objective is not None and (teacher is None or objective.dpace > 0)
 
-    kl: drafter - teacher. tv = sum |p - t| / 2: p (s - sum p s) / 2 with s the sign of p - t.
+
+def _divergences(logits: Tensor, wanted: Tensor, label: Tensor, objective: LossConfig | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """KL(teacher || drafter) [r], total variation [r], and the gradient of the mixture with respect to the drafter's logits [r, V].
+
+    ce: drafter - one_hot. kl: drafter - teacher. tv = sum |p - t| / 2: p (s - sum p s) / 2 with s the sign of p - t.
     """
     log_p, log_t = logits.log_softmax(1), wanted.log_softmax(1)
     p, t = log_p.exp(), log_t.exp()
     kl, off = (t * (log_t - log_p)).sum(1), p - t
+    tv = off.abs().sum(1) / 2
+    if objective is None:
+        return kl, tv, None
     sign = off.sign()
     slope = p * (sign - (p * sign).sum(1, keepdim=True))
-    return kl, off.abs().sum(1) / 2, kl_scale * off + (tv_scale / 2) * slope
+    mixed = objective.kl * off + (objective.tv / 2) * slope
+    if objective.ce:
+        p.scatter_add_(1, label, torch.full_like(label, -1, dtype=p.dtype))
+        mixed += objective.ce * p
+    return kl, tv, mixed
 
 
 def _buffer(rows: Tensor, head: Tensor, chunk: int) -> Tensor:
@@ -125,7 +136,7 @@ def block_losses(
     Sums: the counts of `Labels.of`; `ce`, `kl`, `tv` weighted by decay and `dpace` by its own weights; `correct` and `slot_correct.k`
     (argmax equals the label); `tau` (leading matches + 1 of complete blocks).
     """
-    seen = head_for(rows.device)(rows, head, labels.tokens, teacher, config.kl, config.tv, chunk, gradients)
+    seen = head_for(rows.device)(rows, head, labels.tokens, teacher, chunk, config if gradients else None)
     decay = labels.decay.to(seen.log_q.dtype)
     pace = dpace_weights(seen.log_q, labels, config.alpha)
     correct = seen.guess == labels.tokens
@@ -146,8 +157,7 @@ def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, 
     """Row weights times row gradients, one result per divisor that has a positive weight."""
     out = {}
     if config.ce + config.kl + config.tv > 0:
-        row = seen.soft if seen.soft is not None else torch.zeros_like(seen.hard)
-        out[WEIGHT] = torch.addcmul(row * decay[:, None], seen.hard, decay[:, None], value=config.ce).to(dtype)
+        out[WEIGHT] = (seen.hard * (config.ce * decay)[:, None] if seen.mixed is None else seen.mixed * decay[:, None]).to(dtype)
     if config.dpace > 0:
         out[ANCHORS] = (seen.hard * (config.dpace * pace)[:, None]).to(dtype)
     return out

@@ -3,6 +3,9 @@
 A row is read for its largest value and argmax, then read once more and overwritten with exp(logit - largest), while the sum is taken in
 float32 from the values before rounding. The label's entry gets the sum subtracted; the division by the sum happens after the product, on
 [rows, H] instead of [rows, V]. So one bf16 buffer [chunk, V] is all that exists of the logits, and the head is used twice per row.
+
+With teacher rows two such buffers exist, and both rows of logits are read together, three times: for the largest values; for the sums and
+KL, as the teacher's mean of the difference of logits; for total variation and the gradients, which overwrite them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_ray.draft.loss import HeadPass, plain_head
+from dflash_ray.config import LossConfig
+from dflash_ray.draft.loss import HeadPass, plain_head, wants_hard
 from dflash_ray.draft.ops import product
 
 
@@ -59,25 +63,132 @@ def softmax_rows(logits: Tensor, labels: Tensor, gradient: bool) -> tuple[Tensor
     return log_q, guess, total
 
 
+@triton.jit
+def _teacher_rows(
+    logit_ptr, teacher_ptr, label_ptr, log_q_ptr, guess_ptr, kl_ptr, tv_ptr, size, stride, ce_scale, kl_scale, tv_scale,
+    HARD: tl.constexpr, MIXED: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    logit_ptr += row.to(tl.int64) * stride
+    teacher_ptr += row.to(tl.int64) * stride
+    at = tl.arange(0, BLOCK)
+    low = float("-inf")
+    largest = tl.full([BLOCK], low, tl.float32)
+    likeliest = tl.full([BLOCK], low, tl.float32)
+    place = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, size, BLOCK):
+        inside = first + at < size
+        value = tl.load(logit_ptr + first + at, mask=inside, other=low).to(tl.float32)
+        place = tl.where(value > largest, first + at, place)
+        largest = tl.maximum(largest, value)
+        likeliest = tl.maximum(likeliest, tl.load(teacher_ptr + first + at, mask=inside, other=low).to(tl.float32))
+    top = tl.max(largest, 0)
+    teacher_top = tl.max(likeliest, 0)
+    tl.store(guess_ptr + row, tl.min(tl.where(largest == top, place, size), 0).to(tl.int64))
+    label = tl.load(label_ptr + row)
+    own = tl.load(logit_ptr + label).to(tl.float32) - top
+    total = tl.zeros([BLOCK], tl.float32)
+    teacher_total = tl.zeros([BLOCK], tl.float32)
+    cross = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, size, BLOCK):
+        inside = first + at < size
+        value = tl.load(logit_ptr + first + at, mask=inside, other=low).to(tl.float32) - top
+        wanted = tl.load(teacher_ptr + first + at, mask=inside, other=low).to(tl.float32) - teacher_top
+        weight = tl.exp(wanted)
+        total += tl.exp(value)
+        teacher_total += weight
+        # a token that neither can say counts nothing, where -inf - -inf would be NaN
+        cross += tl.where(weight > 0, weight * (wanted - value), 0.0)
+    whole, teacher_whole = tl.sum(total, 0), tl.sum(teacher_total, 0)
+    tl.store(log_q_ptr + row, own - tl.log(whole))
+    tl.store(kl_ptr + row, tl.sum(cross, 0) / teacher_whole - tl.log(teacher_whole) + tl.log(whole))
+    apart = tl.zeros([BLOCK], tl.float32)
+    signed = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, size, BLOCK):
+        inside = first + at < size
+        p = tl.exp(tl.load(logit_ptr + first + at, mask=inside, other=low).to(tl.float32) - top) / whole
+        t = tl.exp(tl.load(teacher_ptr + first + at, mask=inside, other=low).to(tl.float32) - teacher_top) / teacher_whole
+        apart += tl.abs(p - t)
+        if SLOPE:
+            signed += tl.where(p > t, p, tl.where(p < t, -p, 0.0))
+        elif MIXED:
+            off = p - (first + at == label)
+            tl.store(teacher_ptr + first + at, (kl_scale * (p - t) + ce_scale * off).to(teacher_ptr.dtype.element_ty), mask=inside)
+            if HARD:
+                tl.store(logit_ptr + first + at, off.to(logit_ptr.dtype.element_ty), mask=inside)
+    tl.store(tv_ptr + row, tl.sum(apart, 0) / 2)
+    if SLOPE:
+        mean = tl.sum(signed, 0)
+        for first in range(0, size, BLOCK):
+            inside = first + at < size
+            p = tl.exp(tl.load(logit_ptr + first + at, mask=inside, other=low).to(tl.float32) - top) / whole
+            t = tl.exp(tl.load(teacher_ptr + first + at, mask=inside, other=low).to(tl.float32) - teacher_top) / teacher_whole
+            sign = tl.where(p > t, 1.0, tl.where(p < t, -1.0, 0.0))
+            off = p - (first + at == label)
+            mixed = kl_scale * (p - t) + ce_scale * off + tv_scale / 2 * p * (sign - mean)
+            tl.store(teacher_ptr + first + at, mixed.to(teacher_ptr.dtype.element_ty), mask=inside)
+            if HARD:
+                tl.store(logit_ptr + first + at, off.to(logit_ptr.dtype.element_ty), mask=inside)
+
+
+def teacher_rows(logits: Tensor, wanted: Tensor, labels: Tensor, objective: LossConfig | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """logits and the teacher's logits [r, V], labels int64 [r] -> log probability of the label float32 [r], argmax int64 [r] (the first
+    one), KL(teacher || drafter) and total variation float32 [r].
+
+    With an objective the teacher's logits are overwritten with the gradient of its ce, kl and tv with respect to `logits`, and, if it has
+    dpace, `logits` with the gradient of cross-entropy."""
+    rows, size = logits.shape
+    log_q, kl, tv = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+    guess = torch.empty_like(labels)
+    mixed = objective is not None
+    scales = (objective.ce, objective.kl, objective.tv) if mixed else (0.0, 0.0, 0.0)
+    flags = mixed and objective.dpace > 0, mixed, mixed and objective.tv > 0
+    block = min(4096, triton.next_power_of_2(size))
+    _teacher_rows[(rows,)](
+        logits,
+        wanted,
+        labels,
+        log_q,
+        guess,
+        kl,
+        tv,
+        size,
+        logits.stride(0),
+        *map(float, scales),
+        *flags,
+        block,
+        num_warps=16 if block == 4096 else 4,
+    )
+    return log_q, guess, kl, tv
+
+
 @torch.no_grad()
-def triton_head(
-    rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, kl_scale: float, tv_scale: float, chunk: int, gradients: bool
-) -> HeadPass:
-    """Twin of `plain_head`, which it calls for float64 and for teacher rows: a distribution needs more than its label's entry."""
-    if teacher is not None or rows.dtype == torch.float64:
-        return plain_head(rows, head, tokens, teacher, kl_scale, tv_scale, chunk, gradients)
-    buffer = rows.new_empty(min(chunk, len(rows)), len(head))
+def triton_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, chunk: int, objective: LossConfig | None) -> HeadPass:
+    """Twin of `plain_head`, which it calls for float64."""
+    if rows.dtype == torch.float64:
+        return plain_head(rows, head, tokens, teacher, chunk, objective)
+    buffers = [rows.new_empty(min(chunk, len(rows)), len(head)) for _ in range(1 if teacher is None else 2)]
     wide = torch.promote_types(rows.dtype, torch.float32)
-    hard = torch.empty(rows.shape, dtype=wide, device=rows.device) if gradients else None
+    hard, mixed = (
+        torch.empty(rows.shape, dtype=wide, device=rows.device) if wanted else None
+        for wanted in (wants_hard(teacher, objective), teacher is not None and objective is not None)
+    )
     parts = []
     for low in range(0, len(rows), chunk):
         part = slice(low, min(low + chunk, len(rows)))
-        logits = buffer[: part.stop - low]
-        torch.mm(rows[part], head.T, out=logits)
-        parts.append(softmax_rows(logits, tokens[part], gradients))
+        logits = [buffer[: part.stop - low] for buffer in buffers]
+        for source, out in zip((rows, teacher), logits, strict=False):
+            torch.mm(source[part], head.T, out=out)
+        if teacher is None:
+            log_q, guess, total = softmax_rows(logits[0], tokens[part], objective is not None)
+            parts.append((log_q, guess, None, None))
+        else:
+            parts.append(teacher_rows(*logits, tokens[part], objective))
+            if mixed is not None:
+                product(logits[1], head, mixed[part])
         if hard is not None:
-            product(logits, head, hard[part])
-    log_q, guess, total = (torch.cat(column) for column in zip(*parts, strict=True))
-    if hard is not None:
-        hard.div_(total[:, None])
-    return HeadPass(log_q, guess, hard, None, None, None)
+            product(logits[0], head, hard[part])
+            if teacher is None:
+                hard[part].div_(total[:, None])
+    log_q, guess, kl, tv = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
+    return HeadPass(log_q, guess, hard, kl, tv, mixed)
