@@ -128,6 +128,7 @@ class AnchorConfig(Section):
 class LossConfig(Section):
     ce: float = Field(0.0, ge=0, description="weight of hard-label cross-entropy with decay exp(-(k-1)/gamma)")
     dpace: float = Field(1.0, ge=0, description="weight of D-PACE")
+    dpace_kl: float = Field(0.0, ge=0, description="weight of D-PACE with KL to the target's own distribution instead of cross-entropy")
     kl: float = Field(0.0, ge=0, description="weight of KL to the target's own distribution (the target then runs all layers)")
     tv: float = Field(0.0, ge=0, description="weight of total variation to the target's own distribution")
     gamma: float | None = Field(None, gt=0, description="default by block size: 4 for 8, 5 for 10, 7 for 16")
@@ -135,13 +136,23 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _some(self) -> LossConfig:
-        if self.ce + self.dpace + self.kl + self.tv <= 0:
-            raise ValueError("ce, dpace, kl and tv are all 0; give at least one a positive weight")
+        if not (self.by_weight or self.by_anchors):
+            raise ValueError("ce, dpace, dpace_kl, kl and tv are all 0; give at least one a positive weight")
         return self
 
     @property
     def needs_teacher(self) -> bool:
-        return self.kl > 0 or self.tv > 0
+        return self.kl > 0 or self.tv > 0 or self.dpace_kl > 0
+
+    @property
+    def by_weight(self) -> bool:
+        """Is something divided by the step's weight sum?"""
+        return self.ce + self.kl + self.tv > 0
+
+    @property
+    def by_anchors(self) -> bool:
+        """Is something divided by the step's anchors?"""
+        return self.dpace + self.dpace_kl > 0
 
 
 class NoiseConfig(Section):

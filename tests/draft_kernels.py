@@ -133,7 +133,7 @@ def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16, objective=No
         "without gradient": error(silent.log_q, exact.log_q),
         "guess": float((~near).float().mean()),
     }
-    for name in ("hard", "mixed", "kl", "tv"):
+    for name in ("hard", "by_weight", "by_anchors", "kl", "tv"):
         mine, reference = getattr(ours, name), getattr(exact, name)
         assert (mine is None) == (reference is None), name
         if mine is not None:
@@ -145,7 +145,7 @@ def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16, objective=No
 
 MIXTURES = {
     "kl": LossConfig(dpace=0.0, kl=1.0), "ce, kl": LossConfig(dpace=0.0, ce=0.5, kl=2.0), "tv": LossConfig(dpace=0.0, tv=1.0),
-    "all": LossConfig(dpace=0.3, ce=0.2, kl=0.4, tv=1.5),
+    "dpace kl": LossConfig(dpace=0.0, dpace_kl=1.0), "all": LossConfig(dpace=0.3, dpace_kl=0.6, ce=0.2, kl=0.4, tv=1.5),
 }  # fmt: skip
 
 

@@ -103,8 +103,8 @@ def distribution(vector, head):
 
 
 def losses(outputs, batch, block_size, head, gamma, alpha, teacher=None):
-    """Unnormalised sums ce, dpace, kl, tv (tensors) and the divisors weight and anchors, by loops. `teacher`: position -> vector [H]."""
-    sums = {"ce": 0.0, "dpace": 0.0, "kl": 0.0, "tv": 0.0, "weight": 0.0, "anchors": 0}
+    """Unnormalised sums of the objectives (tensors) and the divisors weight and anchors, by loops. `teacher`: position -> vector [H]."""
+    sums = {"ce": 0.0, "dpace": 0.0, "kl": 0.0, "tv": 0.0, "dpace_kl": 0.0, "weight": 0.0, "anchors": 0}
     for (_, anchor, labels), block in zip(blocks_of(batch, block_size), outputs, strict=True):
         if not labels:
             continue
@@ -120,9 +120,12 @@ def losses(outputs, batch, block_size, head, gamma, alpha, teacher=None):
             decay = math.exp(-(slot - 1) / gamma)
             sums["weight"] += decay
             sums["ce"] = sums["ce"] - decay * torch.log(p[label])
-            sums["dpace"] = sums["dpace"] - sum(value for m, value in expected.items() if m >= slot) * torch.log(p[label])
+            pace = sum(value for m, value in expected.items() if m >= slot)
+            sums["dpace"] = sums["dpace"] - pace * torch.log(p[label])
             if teacher is not None:
                 q = [float(value) for value in distribution(teacher[anchor + slot - 1], head)]
-                sums["kl"] = sums["kl"] + decay * sum(b * (math.log(b) - torch.log(a)) for a, b in zip(p, q, strict=True))
+                kl = sum(b * (math.log(b) - torch.log(a)) for a, b in zip(p, q, strict=True))
+                sums["kl"] = sums["kl"] + decay * kl
+                sums["dpace_kl"] = sums["dpace_kl"] + pace * kl
                 sums["tv"] = sums["tv"] + decay * sum(torch.abs(a - b) for a, b in zip(p, q, strict=True)) / 2
     return sums

@@ -11,21 +11,8 @@ POINTERS = {
     "partial": "*fp32", "log_q": "*fp32", "kl": "*fp32", "tv": "*fp32", "total": "*fp32", "norm": "*fp32",
     "value": "*fp32", "mean": "*fp32", "square": "*fp32",
 }  # fmt: skip
-FLOATS = {
-    "scale",
-    "ce_scale",
-    "kl_scale",
-    "tv_scale",
-    "natural",
-    "eps",
-    "clip",
-    "lr",
-    "decay",
-    "beta1",
-    "beta2",
-    "correction1",
-    "correction2",
-}
+FLOATS = set("scale ce_scale kl_scale tv_scale dpace_scale dpace_kl_scale natural eps clip lr decay beta1 beta2".split())
+FLOATS |= {"correction1", "correction2"}
 BLOCK = dict(K=16, G=4, D=128)
 TILE = BLOCK | dict(AT_ONCE=2, ROWS=128, OWN=32)
 HEADS = dict(QUERIES=32, KEYS=8, HALF=64, HEADS=8)
@@ -49,7 +36,7 @@ def cases():
     yield rows._turn_heads_backward, HEADS, 1, 3
     yield softmax._softmax_rows, dict(GRADIENT=True, BLOCK=8192), 16, 3
     for slope in (True, False):
-        yield softmax._teacher_rows, dict(HARD=True, MIXED=True, SLOPE=slope, BLOCK=4096), 16, 3
+        yield softmax._teacher_rows, dict(WEIGHT=True, ANCHORS=True, SLOPE=slope, BLOCK=4096), 16, 3
     yield adamw._adamw, dict(COPY=True, BLOCK=4096), 8, 3
 
 

@@ -117,7 +117,7 @@ def test_losses_at_the_real_vocabulary_match_float64(dtype):
     labels = labelled(batch)
     rows, head = random(labels.count, width, dtype=dtype), (random(vocabulary, width, seed=1) / 4).to(dtype)
     teacher = random(labels.count, width, seed=2, dtype=dtype)
-    config = LossConfig(ce=1, dpace=1, kl=1, tv=1)
+    config = LossConfig(ce=1, dpace=1, kl=1, tv=1, dpace_kl=1)
     ours = block_losses(rows, head, labels, config, 5, teacher).sums
     logits, wanted = (part.double() @ head.double().T for part in (rows, teacher))
     log_p, log_t = logits.log_softmax(1), wanted.log_softmax(1)
@@ -128,6 +128,7 @@ def test_losses_at_the_real_vocabulary_match_float64(dtype):
         "dpace": -(dpace_weights(log_q, labels, 0.5) * log_q).sum(),
         "kl": (labels.decay * divergence).sum(),
         "tv": (labels.decay * (log_p.exp() - log_t.exp()).abs().sum(1) / 2).sum(),
+        "dpace_kl": (dpace_weights(log_q, labels, 0.5) * divergence).sum(),
     }
     for name, value in exact.items():
         assert ours[name] == pytest.approx(value.item(), rel=1e-3), name
@@ -135,7 +136,9 @@ def test_losses_at_the_real_vocabulary_match_float64(dtype):
 
 def test_no_label_no_division():
     labels = labelled(small_batch((6,), (1,), unsupervised=range(6)))
-    metrics = step_metrics(dict.fromkeys(("ce", "dpace", "kl", "tv", "correct", "tau"), 0.0) | labels.counts | SLOTS, LossConfig(), 4)
+    metrics = step_metrics(
+        dict.fromkeys(("ce", "dpace", "kl", "tv", "dpace_kl", "correct", "tau"), 0.0) | labels.counts | SLOTS, LossConfig(), 4
+    )
     assert metrics["loss"] == metrics["tau"] == metrics["accuracy"] == 0.0
 
 

@@ -66,6 +66,8 @@ MIXTURES = [
     {"tv": 1.0, "dpace": 0.0},
     {"ce": 0.7, "kl": 0.2, "tv": 0.5, "dpace": 0.0},
     {"ce": 0.3, "dpace": 0.9, "kl": 0.4, "tv": 0.6},
+    {"dpace": 0.0, "dpace_kl": 1.0},
+    {"ce": 0.3, "dpace": 0.4, "dpace_kl": 0.8},
 ]
 
 
@@ -78,7 +80,7 @@ def test_losses_and_parameter_gradients_equal_the_loops(weights, kinds):
     fast, slow = small_model(shape), small_model(shape)
     embed, head = random(VOCAB, shape.hidden, seed=1), random(VOCAB, shape.hidden, seed=2)
     batches = [small_batch((6, 5), (0, 2, 3, 9), unsupervised=(4, 8), seed=1), small_batch((7,), (4, 5), seed=2)]
-    total, slow_total = {WEIGHT: 0.0, ANCHORS: 0.0}, dict.fromkeys(("ce", "dpace", "kl", "tv", WEIGHT, ANCHORS), 0.0)
+    total, slow_total = {WEIGHT: 0.0, ANCHORS: 0.0}, dict.fromkeys(("ce", "dpace", "kl", "tv", "dpace_kl", WEIGHT, ANCHORS), 0.0)
     sums = dict.fromkeys(slow_total, 0.0)
     gradients = {}
     for number, batch in enumerate(batches):
@@ -101,7 +103,7 @@ def test_losses_and_parameter_gradients_equal_the_loops(weights, kinds):
     total = {kind: sums[kind] for kind in gradients}
     ours = [sum(gradients[kind][i] / total[kind] for kind in total) for i in range(len(list(fast.parameters())))]
     expected = sum(getattr(config, name) * slow_total[name] for name in ("ce", "kl", "tv")) / slow_total[WEIGHT]
-    expected = expected + config.dpace * slow_total["dpace"] / slow_total[ANCHORS]
+    expected = expected + (config.dpace * slow_total["dpace"] + config.dpace_kl * slow_total["dpace_kl"]) / slow_total[ANCHORS]
     expected.backward()
     for (name, parameter), gradient in zip(slow.named_parameters(), ours, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
@@ -114,7 +116,7 @@ def test_the_gradient_that_the_optimizer_sees_is_that_of_the_loops(weights):
     trainer = small_trainer(shape, loss={"gamma": 2.5} | weights, optimizer={"clip": 1e9})
     config, slow = trainer.config.loss, small_model(shape)
     trainer.model.load_state_dict(slow.state_dict())
-    total = dict.fromkeys(("ce", "dpace", "kl", "tv", WEIGHT, ANCHORS), 0.0)
+    total = dict.fromkeys(("ce", "dpace", "kl", "tv", "dpace_kl", WEIGHT, ANCHORS), 0.0)
     for number, batch in enumerate([small_batch((6, 5), (0, 2, 3, 9), unsupervised=(4, 8)), small_batch((7,), (4, 5), seed=2)]):
         features, teacher = features_for(batch, shape, number), random(batch.tokens, shape.hidden, seed=20 + number)
         rows = (np.arange(batch.tokens), teacher.float()) if config.needs_teacher else None
@@ -123,7 +125,7 @@ def test_the_gradient_that_the_optimizer_sees_is_that_of_the_loops(weights):
         loops = losses(outputs, batch, shape.block_size, trainer.head.double(), 2.5, config.alpha, teacher if rows else None)
         total = {name: total[name] + loops[name] for name in total}
     expected = sum(getattr(config, name) * total[name] for name in ("ce", "kl", "tv")) / total[WEIGHT]
-    (expected + config.dpace * total["dpace"] / total[ANCHORS]).backward()
+    (expected + (config.dpace * total["dpace"] + config.dpace_kl * total["dpace_kl"]) / total[ANCHORS]).backward()
     report = trainer.optimizer_step(0)
     gradients = {name: parameter.grad for name, parameter in slow.named_parameters()}
     assert report["grad_norm"] == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in gradients.values())), rel=1e-4)

@@ -4,8 +4,8 @@ The head is frozen, so all that is wanted of it is the gradient at its input. A 
 `(softmax - one_hot) @ head`; forward and backward are one pass and nothing is computed twice. A row's weight scales its gradient, so the
 D-PACE weights, which need the probabilities of a whole block, are applied after all chunks.
 
-Sums and gradients are not normalised here. ce, kl and tv are divided by the weight sum of the whole optimizer step, dpace by its valid
-anchors, and neither is known before the step's last batch; so each of the two kinds has a gradient of its own (see `trainer`).
+Sums and gradients are not normalised here. ce, kl and tv are divided by the weight sum of the whole optimizer step, dpace and dpace_kl by
+its valid anchors, and neither is known before the step's last batch; so each of the two kinds has a gradient of its own (see `trainer`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class HeadPass:
 
     log_q: Tensor  # float32 [R] log probability of the label
     guess: Tensor  # int64 [R] argmax
-    hard: Tensor | None  # [R, H] gradient of the label's cross-entropy
     kl: Tensor | None  # float32 [R] KL(teacher || drafter)
     tv: Tensor | None  # float32 [R] total variation, in 0..1
-    mixed: Tensor | None  # [R, H] gradient of objective.ce * cross-entropy + objective.kl * kl + objective.tv * tv
+    hard: Tensor | None  # [R, H] gradient of the label's cross-entropy
+    by_weight: Tensor | None  # [R, H] gradient of ce, kl and tv, mixed as the objective says
+    by_anchors: Tensor | None  # [R, H] gradient of cross-entropy and KL, mixed as its dpace and dpace_kl say
 
 
 # (rows [R, H], head [V, H], tokens [R], teacher [R, H] or None, chunk, objective) -> HeadPass. Without an objective there are no gradients;
-# with a teacher there is `mixed`, and `hard` only if the objective has dpace, which weighs rows on its own; else there is `hard`.
+# without a teacher `hard` is the only one; with a teacher there are those of the mixtures that the objective has.
 Head = Callable[[Tensor, Tensor, Tensor, Tensor | None, int, LossConfig | None], HeadPass]
 
 
@@ -62,27 +63,25 @@ def plain_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | Non
         p = _logits(rows[part], head, buffers[0])
         top, guess = p.max(1)
         log_q = p.gather(1, label)[:, 0] - top
-        hard = kl = tv = mixed = None
+        kl = tv = hard = None
+        mixtures = [None, None]
         if teacher is not None:
-            kl, tv, mixed = _divergences(p, _logits(teacher[part], head, buffers[1]), label, objective)
-            mixed = None if mixed is None else linear(mixed.to(rows.dtype), head.T).to(p.dtype)
+            kl, tv, mixtures = _divergences(p, _logits(teacher[part], head, buffers[1]), label, objective)
+            mixtures = [None if slope is None else linear(slope.to(rows.dtype), head.T).to(p.dtype) for slope in mixtures]
         total = p.sub_(top[:, None]).exp_().sum(1)
         log_q -= total.log()
-        if wants_hard(teacher, objective):
+        if teacher is None and objective is not None:
             # (p / total - one_hot) @ head, the division after the product: it then costs [r, H] instead of [r, V]
             p.scatter_add_(1, label, -total[:, None])
             hard = linear(p.to(rows.dtype), head.T).to(p.dtype) / total[:, None]
-        parts.append((log_q, guess, hard, kl, tv, mixed))
+        parts.append((log_q, guess, kl, tv, hard, *mixtures))
     return HeadPass(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def wants_hard(teacher: Tensor | None, objective: LossConfig | None) -> bool:
-    """Is the gradient of the label's cross-entropy wanted by itself?"""
-    return objective is not None and (teacher is None or objective.dpace > 0)
-
-
-def _divergences(logits: Tensor, wanted: Tensor, label: Tensor, objective: LossConfig | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """KL(teacher || drafter) [r], total variation [r], and the gradient of the mixture with respect to the drafter's logits [r, V].
+def _divergences(
+    logits: Tensor, wanted: Tensor, label: Tensor, objective: LossConfig | None
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """KL(teacher || drafter) [r], total variation [r], and the gradients of both mixtures with respect to the drafter's logits [r, V].
 
     ce: drafter - one_hot. kl: drafter - teacher. tv = sum |p - t| / 2: p (s - sum p s) / 2 with s the sign of p - t.
     """
@@ -91,14 +90,13 @@ def _divergences(logits: Tensor, wanted: Tensor, label: Tensor, objective: LossC
     kl, off = (t * (log_t - log_p)).sum(1), p - t
     tv = off.abs().sum(1) / 2
     if objective is None:
-        return kl, tv, None
+        return kl, tv, (None, None)
     sign = off.sign()
     slope = p * (sign - (p * sign).sum(1, keepdim=True))
-    mixed = objective.kl * off + (objective.tv / 2) * slope
-    if objective.ce:
-        p.scatter_add_(1, label, torch.full_like(label, -1, dtype=p.dtype))
-        mixed += objective.ce * p
-    return kl, tv, mixed
+    hard = p.scatter_add(1, label, torch.full_like(label, -1, dtype=p.dtype))
+    by_weight = objective.ce * hard + objective.kl * off + (objective.tv / 2) * slope if objective.by_weight else None
+    by_anchors = objective.dpace * hard + objective.dpace_kl * off if objective.by_anchors else None
+    return kl, tv, (by_weight, by_anchors)
 
 
 def _buffer(rows: Tensor, head: Tensor, chunk: int) -> Tensor:
@@ -131,9 +129,9 @@ class Losses:
 def block_losses(
     rows: Tensor, head: Tensor, labels: Labels, config: LossConfig, chunk: int, teacher: Tensor | None = None, gradients: bool = True
 ) -> Losses:
-    """Drafter output rows [R, H] at the label slots, head [V, H], teacher rows [R, H] where kl or tv is wanted (dflash.md, loss).
+    """Drafter output rows [R, H] at the label slots, head [V, H], teacher rows [R, H] where the objective needs them (dflash.md, loss).
 
-    Sums: the counts of `Labels.of`; `ce`, `kl`, `tv` weighted by decay and `dpace` by its own weights; `correct` and `slot_correct.k`
+    Sums: the counts of `Labels.of`; `ce`, `kl`, `tv` weighted by decay, `dpace`, `dpace_kl` as D-PACE does; `correct` and `slot_correct.k`
     (argmax equals the label); `tau` (leading matches + 1 of complete blocks).
     """
     seen = head_for(rows.device)(rows, head, labels.tokens, teacher, chunk, config if gradients else None)
@@ -148,7 +146,7 @@ def block_losses(
         "tau": ((matches + 1) * labels.complete).sum(),
     }
     if config.needs_teacher:
-        totals |= {"kl": (decay * seen.kl).sum(), "tv": (decay * seen.tv).sum()}
+        totals |= {"kl": (decay * seen.kl).sum(), "tv": (decay * seen.tv).sum(), "dpace_kl": (pace * seen.kl).sum()}
     totals |= {f"slot_correct.{k}": total for k, total in enumerate(labels.grid(correct.int(), 0).sum(0), start=1)}
     return Losses(_gradients(seen, rows.dtype, decay, pace, config) if gradients else {}, matches, empty_sums(labels), totals)
 
@@ -156,16 +154,27 @@ def block_losses(
 def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, config: LossConfig) -> dict[str, Tensor]:
     """Row weights times row gradients, one result per divisor that has a positive weight."""
     out = {}
-    if config.ce + config.kl + config.tv > 0:
-        out[WEIGHT] = (seen.hard * (config.ce * decay)[:, None] if seen.mixed is None else seen.mixed * decay[:, None]).to(dtype)
-    if config.dpace > 0:
-        out[ANCHORS] = (seen.hard * (config.dpace * pace)[:, None]).to(dtype)
+    if config.by_weight:
+        out[WEIGHT] = (seen.hard * (config.ce * decay)[:, None] if seen.hard is not None else seen.by_weight * decay[:, None]).to(dtype)
+    if config.by_anchors:
+        out[ANCHORS] = (seen.hard * (config.dpace * pace)[:, None] if seen.hard is not None else seen.by_anchors * pace[:, None]).to(dtype)
     return out
 
 
 def empty_sums(labels: Labels) -> dict[str, float]:
     """The sums of a batch that the drafter has not looked at: its counts, and 0 for everything else."""
-    zeros = ["ce", "dpace", "kl", "tv", "correct", "tau", TOKENS, PASSES, *(f"slot_correct.{k}" for k in range(1, labels.block_size))]
+    zeros = [
+        "ce",
+        "dpace",
+        "kl",
+        "tv",
+        "dpace_kl",
+        "correct",
+        "tau",
+        TOKENS,
+        PASSES,
+        *(f"slot_correct.{k}" for k in range(1, labels.block_size)),
+    ]
     return dict.fromkeys(zeros, 0.0) | labels.counts
 
 
@@ -180,9 +189,10 @@ def step_metrics(sums: dict[str, float], config: LossConfig, block_size: int) ->
     def share(part: float, whole: str) -> float:
         return part / sums[whole] if sums[whole] else 0.0
 
-    soft = config.ce * sums["ce"] + config.kl * sums["kl"] + config.tv * sums["tv"]
+    by_weight = config.ce * sums["ce"] + config.kl * sums["kl"] + config.tv * sums["tv"]
+    by_anchors = config.dpace * sums["dpace"] + config.dpace_kl * sums["dpace_kl"]
     return {
-        "loss": share(soft, WEIGHT) + share(config.dpace * sums["dpace"], ANCHORS),
+        "loss": share(by_weight, WEIGHT) + share(by_anchors, ANCHORS),
         "ce": share(sums["ce"], WEIGHT),
         "dpace": share(sums["dpace"], ANCHORS),
         **({"kl": share(sums["kl"], WEIGHT), "tv": share(sums["tv"], WEIGHT)} if config.needs_teacher else {}),

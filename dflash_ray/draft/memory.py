@@ -29,7 +29,7 @@ def memory_estimate(
     count, vectors = shape.parameters, sum(size[0] for size in shape.tensor_shapes().values() if len(size) == 1)
     billions = f"{count / 1e9:.3f} B parameters"
     loss, slots = config.loss, anchors * shape.block_size
-    sums = 2 if loss.dpace > 0 and loss.ce + loss.kl + loss.tv > 0 else 1
+    sums = loss.by_weight + loss.by_anchors
     moments = count + vectors if config.optimizer.name == "muon" else 2 * count
     tables = 1 if tied else 2
     queries, keys, layers = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.num_layers

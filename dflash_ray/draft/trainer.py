@@ -4,8 +4,8 @@ What it promises:
 
 - the same batches in the same order give the same bits on a CPU at equal threads, also across `state_dict` and `load_state_dict`;
 - gradients are summed unnormalised in float32 and divided once per optimizer step, so how a step is cut into batches changes nothing:
-  ce, kl and tv by the step's weight sum, dpace by its valid anchors. A mixture of both kinds keeps two sums of gradients, because
-  neither divisor nor their ratio is known before the step's last batch;
+  ce, kl and tv by the step's weight sum, dpace and dpace_kl by its valid anchors. A mixture of both kinds keeps two sums of gradients,
+  because neither divisor nor their ratio is known before the step's last batch;
 - a step without a label or with a non-finite gradient changes no weight, is reported, and still counts as a step;
 - received features are never written to.
 
@@ -249,7 +249,7 @@ class DraftTrainer:
         if not self.config.loss.needs_teacher:
             return None
         if teacher is None:
-            raise FeatureError("loss.kl and loss.tv need the target's teacher rows, and none came with the features")
+            raise FeatureError("loss.kl, loss.tv and loss.dpace_kl need the target's teacher rows, and none came with the features")
         positions, rows = teacher
         index = np.minimum(np.searchsorted(positions, labels.positions), len(positions) - 1)
         if len(positions) == 0 or (np.asarray(positions)[index] != labels.positions).any():

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_ray.config import LossConfig
-from dflash_ray.draft.loss import HeadPass, plain_head, wants_hard
+from dflash_ray.draft.loss import HeadPass, plain_head
 from dflash_ray.draft.ops import product
 
 
@@ -65,8 +65,8 @@ def softmax_rows(logits: Tensor, labels: Tensor, gradient: bool) -> tuple[Tensor
 
 @triton.jit
 def _teacher_rows(
-    logit_ptr, teacher_ptr, label_ptr, log_q_ptr, guess_ptr, kl_ptr, tv_ptr, size, stride, ce_scale, kl_scale, tv_scale,
-    HARD: tl.constexpr, MIXED: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    logit_ptr, teacher_ptr, label_ptr, log_q_ptr, guess_ptr, kl_ptr, tv_ptr, size, stride, ce_scale, kl_scale, tv_scale, dpace_scale,
+    dpace_kl_scale, WEIGHT: tl.constexpr, ANCHORS: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     logit_ptr += row.to(tl.int64) * stride
@@ -111,11 +111,13 @@ def _teacher_rows(
         apart += tl.abs(p - t)
         if SLOPE:
             signed += tl.where(p > t, p, tl.where(p < t, -p, 0.0))
-        elif MIXED:
-            off = p - (first + at == label)
-            tl.store(teacher_ptr + first + at, (kl_scale * (p - t) + ce_scale * off).to(teacher_ptr.dtype.element_ty), mask=inside)
-            if HARD:
-                tl.store(logit_ptr + first + at, off.to(logit_ptr.dtype.element_ty), mask=inside)
+        else:
+            hard = p - (first + at == label)
+            if WEIGHT:
+                tl.store(teacher_ptr + first + at, (ce_scale * hard + kl_scale * (p - t)).to(teacher_ptr.dtype.element_ty), mask=inside)
+            if ANCHORS:
+                mixed = dpace_scale * hard + dpace_kl_scale * (p - t)
+                tl.store(logit_ptr + first + at, mixed.to(logit_ptr.dtype.element_ty), mask=inside)
     tl.store(tv_ptr + row, tl.sum(apart, 0) / 2)
     if SLOPE:
         mean = tl.sum(signed, 0)
@@ -124,41 +126,30 @@ def _teacher_rows(
             p = tl.exp(tl.load(logit_ptr + first + at, mask=inside, other=low).to(tl.float32) - top) / whole
             t = tl.exp(tl.load(teacher_ptr + first + at, mask=inside, other=low).to(tl.float32) - teacher_top) / teacher_whole
             sign = tl.where(p > t, 1.0, tl.where(p < t, -1.0, 0.0))
-            off = p - (first + at == label)
-            mixed = kl_scale * (p - t) + ce_scale * off + tv_scale / 2 * p * (sign - mean)
+            hard = p - (first + at == label)
+            mixed = ce_scale * hard + kl_scale * (p - t) + tv_scale / 2 * p * (sign - mean)
             tl.store(teacher_ptr + first + at, mixed.to(teacher_ptr.dtype.element_ty), mask=inside)
-            if HARD:
-                tl.store(logit_ptr + first + at, off.to(logit_ptr.dtype.element_ty), mask=inside)
+            if ANCHORS:
+                mixed = dpace_scale * hard + dpace_kl_scale * (p - t)
+                tl.store(logit_ptr + first + at, mixed.to(logit_ptr.dtype.element_ty), mask=inside)
 
 
 def teacher_rows(logits: Tensor, wanted: Tensor, labels: Tensor, objective: LossConfig | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """logits and the teacher's logits [r, V], labels int64 [r] -> log probability of the label float32 [r], argmax int64 [r] (the first
     one), KL(teacher || drafter) and total variation float32 [r].
 
-    With an objective the teacher's logits are overwritten with the gradient of its ce, kl and tv with respect to `logits`, and, if it has
-    dpace, `logits` with the gradient of cross-entropy."""
+    With an objective the teacher's logits are overwritten with the gradient of its ce, kl and tv, and `logits` with that of its
+    dpace and dpace_kl before D-PACE weighs it; neither where all of its kind are 0. Gradients are with respect to `logits`."""
     rows, size = logits.shape
     log_q, kl, tv = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     guess = torch.empty_like(labels)
-    mixed = objective is not None
-    scales = (objective.ce, objective.kl, objective.tv) if mixed else (0.0, 0.0, 0.0)
-    flags = mixed and objective.dpace > 0, mixed, mixed and objective.tv > 0
+    scales, flags = (0.0,) * 5, (False,) * 3
+    if objective is not None:
+        scales = objective.ce, objective.kl, objective.tv, objective.dpace, objective.dpace_kl
+        flags = objective.by_weight, objective.by_anchors, objective.tv > 0
     block = min(4096, triton.next_power_of_2(size))
-    _teacher_rows[(rows,)](
-        logits,
-        wanted,
-        labels,
-        log_q,
-        guess,
-        kl,
-        tv,
-        size,
-        logits.stride(0),
-        *map(float, scales),
-        *flags,
-        block,
-        num_warps=16 if block == 4096 else 4,
-    )
+    warps = 16 if block == 4096 else 4
+    _teacher_rows[(rows,)](logits, wanted, labels, log_q, guess, kl, tv, size, logits.stride(0), *scales, *flags, block, num_warps=warps)
     return log_q, guess, kl, tv
 
 
@@ -167,28 +158,29 @@ def triton_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | No
     """Twin of `plain_head`, which it calls for float64."""
     if rows.dtype == torch.float64:
         return plain_head(rows, head, tokens, teacher, chunk, objective)
-    buffers = [rows.new_empty(min(chunk, len(rows)), len(head)) for _ in range(1 if teacher is None else 2)]
+    taught = teacher is not None
+    buffers = [rows.new_empty(min(chunk, len(rows)), len(head)) for _ in range(1 + taught)]
+    # what the buffers hold after a chunk, to be multiplied by the head
+    wanted = [False, False] if objective is None else [objective.by_anchors, objective.by_weight] if taught else [True]
     wide = torch.promote_types(rows.dtype, torch.float32)
-    hard, mixed = (
-        torch.empty(rows.shape, dtype=wide, device=rows.device) if wanted else None
-        for wanted in (wants_hard(teacher, objective), teacher is not None and objective is not None)
-    )
+    gradients = [torch.empty(rows.shape, dtype=wide, device=rows.device) if want else None for want in wanted]
     parts = []
     for low in range(0, len(rows), chunk):
         part = slice(low, min(low + chunk, len(rows)))
         logits = [buffer[: part.stop - low] for buffer in buffers]
         for source, out in zip((rows, teacher), logits, strict=False):
             torch.mm(source[part], head.T, out=out)
-        if teacher is None:
-            log_q, guess, total = softmax_rows(logits[0], tokens[part], objective is not None)
-            parts.append((log_q, guess, None, None))
-        else:
+        if taught:
             parts.append(teacher_rows(*logits, tokens[part], objective))
-            if mixed is not None:
-                product(logits[1], head, mixed[part])
-        if hard is not None:
-            product(logits[0], head, hard[part])
-            if teacher is None:
-                hard[part].div_(total[:, None])
-    log_q, guess, kl, tv = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
-    return HeadPass(log_q, guess, hard, kl, tv, mixed)
+        else:
+            parts.append(softmax_rows(*logits, tokens[part], objective is not None))
+        for slopes, gradient in zip(logits, gradients, strict=False):
+            if gradient is not None:
+                product(slopes, head, gradient[part])
+    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+    if taught:
+        by_anchors, by_weight = gradients
+        return HeadPass(*columns, None, by_weight, by_anchors)
+    log_q, guess, total = columns
+    hard = None if objective is None else gradients[0].div_(total[:, None])
+    return HeadPass(log_q, guess, None, None, hard, None, None)
