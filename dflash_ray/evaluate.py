@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,24 +189,34 @@ def _measure(
     one.seconds = [(slow, fast)]
     one.sizes = [(sum(map(len, one.plain)), sum(len(answer.tokens) for answer in one.answers))]
     if settings.temperature == 0:
-        for prompt, expected, answer in zip(prompts, one.plain, one.answers, strict=True):
-            if answer.tokens != expected:
-                one.excused.append(target.dtype != torch.float32 and undecided(target, prompt, expected, answer.tokens))
+        answers = zip(prompts, one.plain, (answer.tokens for answer in one.answers), strict=True)
+        differing = [row for row in answers if row[1] != row[2]]
+        one.excused = [False] * len(differing) if target.dtype == torch.float32 else undecided(target, differing)
 
 
 @torch.inference_mode()
-def undecided(target: FrozenTarget, prompt: list[int], expected: list[int], got: list[int]) -> bool:
-    """Whether one-token passes leave the first token that differs open: gap of the two best logits within `UNDECIDED` of the larger."""
-    shared = next((index for index, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
-    if shared is None:  # one is the other's beginning: they stopped at different places for another reason
-        return False
-    state = TargetState(target, 1, len(prompt) + shared)
-    logits, _ = state.prefill([prompt])
-    for token in expected[:shared]:
-        logits, _ = state.append(torch.tensor([token], device=target.device), 1)
-        state.keep([1])
-    first, second = logits[0].float().topk(2).values.tolist()
-    return first - second <= UNDECIDED * max(abs(first), abs(second))
+def undecided(target: FrozenTarget, rows: Sequence[tuple[list[int], list[int], list[int]]]) -> list[bool]:
+    """Of each (prompt, plain answer, other answer): whether one-token passes leave the first token that differs open, the gap of the two
+    best logits within `UNDECIDED` of the larger. False where one answer is only the other's beginning: something else ended it."""
+    first = [next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None) for _, a, b in rows]
+    left = [number for number, at in enumerate(first) if at is not None]
+    out = [False] * len(rows)
+    if not left:
+        return out
+    prompts = [rows[number][0] for number in left]
+    state = TargetState(target, len(left), max(len(prompt) + first[number] for number, prompt in zip(left, prompts, strict=True)) + 1)
+    logits, _ = state.prefill(prompts)
+    for step in range(max(first[number] for number in left) + 1):
+        for place, number in enumerate(left):
+            if first[number] == step:
+                best, second = logits[place].float().topk(2).values.tolist()
+                out[number] = best - second <= UNDECIDED * max(abs(best), abs(second))
+        going = [first[number] > step for number in left]
+        if any(going):
+            tokens = [rows[number][1][step] if goes else 0 for number, goes in zip(left, going, strict=True)]
+            logits, _ = state.append(torch.tensor(tokens, device=target.device), 1)
+            state.keep([int(goes) for goes in going])
+    return out
 
 
 def summarise(sets: list[SetResult], block_size: int, *, greedy: bool) -> dict[str, Any]:

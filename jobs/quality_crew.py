@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,18 @@ class Lane:
         epochs = nearest_epochs(task.seconds, rate, task.steps_per_epoch[name])
         about = epochs * task.steps_per_epoch[name] / rate
         self._say(f"{self.name}{label}: training {epochs} epochs, about {about:.0f} s")
-        began = time.monotonic()
+        times = [time.monotonic()]
         commands = [await self._train(name, seed, folder, epochs, label)]
-        trained = time.monotonic()
+        times.append(time.monotonic())
         export, served = folder / "export", folder / "evaluation.json"
         commands.append(await self._stage("jobs.export", ["--run", str(folder), "--output", str(export)], label))
+        times.append(time.monotonic())
         flags = ["--drafter", str(export), "--target", str(task.targets[name]), *task.serving, "--json", str(served)]
         commands.append(await self._stage("jobs.evaluate", flags, label))
-        ended = time.monotonic()
+        times.append(time.monotonic())
         evaluation = read_json_object(served)
         result = result_of(RunFolder(folder), task.seconds)
-        task.overheads.append(ended - began - result["training_seconds"])
+        task.overheads.append(times[-1] - times[0] - result["training_seconds"])
         self._say(
             f"{self.name}{label}: {result['steps']} steps in {result['training_seconds']:.1f} s, validation tau "
             f"{result['validation_tau'] or math.nan:.2f}, served tau {evaluation['tau'] or math.nan:.2f}"
@@ -137,8 +139,7 @@ class Lane:
             "epochs": epochs,
             "planned_steps_per_second": rate,
             **result,
-            "train_process_seconds": trained - began,
-            "total_seconds": ended - began,
+            "process_seconds": dict(zip(("train", "export", "evaluate"), (b - a for a, b in pairwise(times)), strict=True)),
             **{key: evaluation[key] for key in SERVED},
             "served_precision": f"{evaluation['precision']} on {evaluation['device']}",
             "environment": read_json_object(folder / "run.json").get("environment"),

@@ -136,17 +136,23 @@ def test_sampling_says_so_and_is_repeatable(pair, tmp_path):
 
 def test_a_divergence_in_bf16_is_excused_only_where_the_target_was_undecided(pair):
     target = load_target(pair[0], taps=[0, 2], device="cpu", precision="bf16", with_head=True)
-    prompt = [2, 3, 50, 51, 1, 2, 4]
-    expected = plain_greedy(target, prompt, 20, [])
-    other = 30 if expected[12] != 30 else 31
-    changed = [*expected[:12], other, *expected[13:]]
-    assert not undecided(target, prompt, expected, changed)
-    assert not undecided(target, prompt, expected, expected[:12])
+    prompts = [2, 3, 50, 51, 1, 2, 4], [2, 3, 50, 51, 52, 53, 54, 55, 1, 2, 4]
+
+    def rows(other: int):
+        """Two prompts whose answers part late and at once, and one answer that only ends earlier."""
+        for prompt, at in zip(prompts, (12, 0), strict=True):
+            expected = plain_greedy(target, prompt, 20, [])
+            yield prompt, expected, [*expected[:at], other if expected[at] != other else other + 1, *expected[at + 1 :]]
+        yield prompt, expected, expected[:12]
+
+    assert undecided(target, list(rows(30))) == [False, False, False]
+    expected = plain_greedy(target, prompts[0], 20, [])[12]
     target.logits = FrozenLinear(target.head.clone())
-    target.logits.weight[other] = target.head[expected[12]]  # now both score the same, and the lower id wins
-    expected = plain_greedy(target, prompt, 20, [])
-    changed = [*expected[:12], other if expected[12] != other else 30, *expected[13:]]
-    assert undecided(target, prompt, expected, changed)
+    target.logits.weight[30] = target.head[expected]  # now both score the same, and the lower id wins
+    assert plain_greedy(target, prompts[0], 20, [])[12] in (30, expected)
+    first, *others = rows(30)
+    assert undecided(target, [first, *others]) == [True, False, False]
+    assert undecided(target, []) == []
 
 
 def test_bf16_reports_how_many_prompts_differ(pair, tmp_path):
