@@ -139,6 +139,7 @@ class Lane:
             "epochs": epochs,
             "planned_steps_per_second": rate,
             **result,
+            "total_seconds": times[-1] - times[0],
             "process_seconds": dict(zip(("train", "export", "evaluate"), (b - a for a, b in pairwise(times)), strict=True)),
             **{key: evaluation[key] for key in SERVED},
             "served_precision": f"{evaluation['precision']} on {evaluation['device']}",
