@@ -23,12 +23,15 @@ RECIPES = CONFIG.with_name("smollm2-quality-recipes.yaml")
 def test_every_recipe_of_the_project_is_a_run_of_its_own():
     recipes = read_recipes(RECIPES)
     trees = {name: recipe_config([CONFIG], recipe, []).as_dict() for name, recipe in recipes.items()}
-    assert list(trees)[:2] == ["best", "plain"] and len(trees) >= 15
+    assert list(trees)[:3] == ["base", "best", "plain"] and len(trees) >= 15
     assert len({json.dumps(tree) for tree in trees.values()}) == len(trees)
-    plain, best = trees["plain"], trees["best"]
+    plain, base, best = trees["plain"], trees["base"], trees["best"]
     assert (plain["loss"]["ce"], plain["loss"]["dpace"], plain["optimizer"]["name"], plain["train"]["ema"]) == (1.0, 0.0, "adamw", None)
     assert [plain[key] for key in ("data", "anchors", "batching", "draft")] == [
-        best[key] for key in ("data", "anchors", "batching", "draft")
+        base[key] for key in ("data", "anchors", "batching", "draft")
+    ]
+    assert [best[key] for key in ("data", "anchors", "batching", "optimizer")] == [
+        base[key] for key in ("data", "anchors", "batching", "optimizer")
     ]
     for tree in trees.values():
         assert tree["placement"]["gpus_per_target"] + tree["placement"]["gpus_per_drafter"] == 1.0
