@@ -48,9 +48,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="start no run that could end later than this")
     args, flags = parser.parse_known_args(argv)
     began = time.monotonic()
-    task, pairs, keys = _prepare(args, flags, began)
+    task, pairs = _prepare(args, flags, began)
     out = args.json or args.output / RESULTS
-    book = Book(out, keys, task)
+    book = Book(out, task)
     todo = {gpu: [pair for pair in lane if pair not in book.finished()] for gpu, lane in pairs.items()}
     console = Console(highlight=False, markup=False, soft_wrap=True)
     skipped = sum(map(len, pairs.values())) - sum(map(len, todo.values()))
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
     return 1 if book.failures else 0
 
 
-def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str | None, list[tuple[str, int]]], dict[str, str]]:
-    """Everything that can be refused, before anything runs: the task, the pairs of each GPU, the fingerprint of each recipe."""
+def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str | None, list[tuple[str, int]]]]:
+    """Everything that can be refused, before anything runs: the task, the pairs of each GPU."""
     for flag, value in (("--seconds", args.seconds), ("--pilot-steps", args.pilot_steps - 1)):
         if not 0 < value < math.inf:
             raise ValueError(f"{flag} {value:g}: too little to train; use more")
@@ -102,6 +102,7 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
         pilot_steps=args.pilot_steps,
         serving=["--prompts", str(args.prompts), *served],
         rates=rates,
+        keys={name: fingerprint(config, how) for name, config in configs.items()},
         deadline=None if args.stop_after is None else began + args.stop_after,
     )
     try:
@@ -109,8 +110,7 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--output {args.output}: {error.filename}: {error.strerror}") from None
-    keys = {name: fingerprint(config, how) for name, config in configs.items()}
-    return task, dict(zip(gpus, lanes(names, args.seeds, len(gpus)), strict=True)), keys
+    return task, dict(zip(gpus, lanes(names, args.seeds, len(gpus)), strict=True))
 
 
 def _rate(text: str, names: list[str]) -> tuple[str, float]:
@@ -142,8 +142,8 @@ def _steps_per_epoch(name: str, config: Any) -> int:
 class Book:
     """The file of results. It may hold runs of earlier calls, of other recipes too."""
 
-    def __init__(self, path: Path, keys: dict[str, str], task: Task):
-        self.path, self.keys, self.task = path, keys, task
+    def __init__(self, path: Path, task: Task):
+        self.path, self.task = path, task
         self.failures: list[dict[str, Any]] = []
         try:
             before = read_json_object(path)
@@ -155,7 +155,7 @@ class Book:
         if not isinstance(self.runs, list) or not all(isinstance(run_, dict) and NEEDED <= run_.keys() for run_ in self.runs):
             raise ValueError(f"--json {path}: is no file of results of jobs.quality; give another one")
         for run_ in self.runs:
-            if run_["recipe"] in keys and run_["key"] != keys[run_["recipe"]]:
+            if run_["recipe"] in task.keys and run_["key"] != task.keys[run_["recipe"]]:
                 raise ValueError(
                     f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings or another --seconds; "
                     "give another --json and --output"
@@ -168,7 +168,7 @@ class Book:
 
     def add(self, result: dict[str, Any]) -> None:
         changes = self.task.recipes[result["recipe"]].changes
-        self.runs.append({**result, "key": self.keys[result["recipe"]], "changes": changes})
+        self.runs.append({**result, "key": self.task.keys[result["recipe"]], "changes": changes})
         self.write()
 
     def failed(self, recipe: str, seed: int, why: str) -> None:

@@ -7,6 +7,7 @@ hidden from them. A lane goes on after a run that failed.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import shutil
@@ -28,6 +29,7 @@ from jobs.cli import JOB_MARK
 PILOT_WARMUP = 20  # steps that compile kernels and fill queues
 GUESSED_OVERHEAD = 60.0  # seconds of a run outside its training, until one was seen
 LAST_LINES = 6
+TRAINED = "quality-training.json"  # in a run's folder, once its training ended well
 PATIENCE = 60.0  # seconds for a stopped job to write its checkpoint
 
 
@@ -49,6 +51,7 @@ class Task:
     pilot_steps: int
     serving: list[str]  # flags of jobs.evaluate
     rates: dict[str, float]  # recipe -> steps per second, as far as known
+    keys: dict[str, str]  # recipe -> fingerprint of its settings
     deadline: float | None = None  # of the monotonic clock: no run starts that might end later
     overheads: list[float] = field(default_factory=list)
 
@@ -112,13 +115,20 @@ class Lane:
         task = self.task
         label = f"{name}-seed{seed}"
         folder = task.output / label
-        rate = task.rates[name]
-        epochs = nearest_epochs(task.seconds, rate, task.steps_per_epoch[name])
-        about = epochs * task.steps_per_epoch[name] / rate
-        self._say(f"{self.name}{label}: training {epochs} epochs, about {about:.0f} s")
-        times = [time.monotonic()]
-        commands = [await self._train(name, seed, folder, epochs, label)]
-        times.append(time.monotonic())
+        trained = self._trained(folder, name)
+        if trained is not None:
+            self._say(f"{self.name}{label}: trained by an earlier call, whose serving failed")
+        else:
+            rate = task.rates[name]
+            epochs = nearest_epochs(task.seconds, rate, task.steps_per_epoch[name])
+            about = epochs * task.steps_per_epoch[name] / rate
+            self._say(f"{self.name}{label}: training {epochs} epochs, about {about:.0f} s")
+            (folder / TRAINED).unlink(missing_ok=True)
+            began = time.monotonic()
+            command = await self._train(name, seed, folder, epochs, label)
+            trained = {"key": task.keys[name], "epochs": epochs, "rate": rate, "command": command, "seconds": time.monotonic() - began}
+            (folder / TRAINED).write_text(json.dumps(trained))
+        commands, times = [trained["command"]], [time.monotonic()]
         export, served = folder / "export", folder / "evaluation.json"
         commands.append(await self._stage("jobs.export", ["--run", str(folder), "--output", str(export)], label))
         times.append(time.monotonic())
@@ -127,7 +137,8 @@ class Lane:
         times.append(time.monotonic())
         evaluation = read_json_object(served)
         result = result_of(RunFolder(folder), task.seconds)
-        task.overheads.append(times[-1] - times[0] - result["training_seconds"])
+        seconds = [trained["seconds"], *(b - a for a, b in pairwise(times))]
+        task.overheads.append(sum(seconds) - result["training_seconds"])
         self._say(
             f"{self.name}{label}: {result['steps']} steps in {result['training_seconds']:.1f} s, validation tau "
             f"{result['validation_tau'] or math.nan:.2f}, served tau {evaluation['tau'] or math.nan:.2f}"
@@ -136,16 +147,24 @@ class Lane:
             "recipe": name,
             "seed": seed,
             "gpu": self.gpu,
-            "epochs": epochs,
-            "planned_steps_per_second": rate,
+            "epochs": trained["epochs"],
+            "planned_steps_per_second": trained["rate"],
             **result,
-            "total_seconds": times[-1] - times[0],
-            "process_seconds": dict(zip(("train", "export", "evaluate"), (b - a for a, b in pairwise(times)), strict=True)),
+            "total_seconds": sum(seconds),
+            "process_seconds": dict(zip(("train", "export", "evaluate"), seconds, strict=True)),
             **{key: evaluation[key] for key in SERVED},
             "served_precision": f"{evaluation['precision']} on {evaluation['device']}",
             "environment": read_json_object(folder / "run.json").get("environment"),
             "commands": commands,
         }
+
+    def _trained(self, folder: Path, name: str) -> dict[str, Any] | None:
+        """What is known of a finished training of the same settings; None if there is none."""
+        try:
+            trained = read_json_object(folder / TRAINED)
+        except (FileNotFoundError, ValueError):
+            return None
+        return trained if trained.get("key") == self.task.keys[name] else None
 
     async def _train(self, name: str, seed: int, folder: Path, epochs: int, label: str, more: list[str] | None = None) -> str:
         task = self.task

@@ -197,6 +197,14 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
     assert json.loads((out / "quality.json").read_text())["runs"] == record["runs"]
     with pytest.raises(ValueError, match="plain seed 0 was trained or served with other settings"):
         main(command(material, out, *flags, "--optimizer.lr", "1e-3"))
+    # as if serving had failed: the run is not in the file, its training stays
+    (out / "quality.json").write_text(json.dumps(record | {"runs": record["runs"][1:]}))
+    before = {path: path.stat().st_mtime_ns for path in (out / "plain-seed0" / "checkpoints").rglob("*.safetensors")}
+    assert before and main(command(material, out, *flags)) == 0
+    assert "plain-seed0: trained by an earlier call, whose serving failed" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (out / "plain-seed0" / "checkpoints").rglob("*.safetensors")} == before
+    again = json.loads((out / "quality.json").read_text())["runs"]
+    assert [(run["recipe"], run["tau"]) for run in again] == [(run["recipe"], run["tau"]) for run in record["runs"][::-1]]
     assert main(command(material, out, *flags, "--seeds", "0", "1", "--stop-after", "1")) == 0
     assert "not run, --stop-after: best seed 1" in capsys.readouterr().out
 

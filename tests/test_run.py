@@ -60,7 +60,7 @@ def assert_every_sample_once(folder: RunFolder, steps: int = 30) -> None:
         assert sorted(seen[epoch * 40 : (epoch + 1) * 40]) == list(range(40)), f"epoch {epoch}"
 
 
-@pytest.mark.parametrize("topology", ["2-1", "3-1"])
+@pytest.mark.parametrize("topology", [pytest.param("2-1", marks=pytest.mark.slow), "3-1"])
 def test_topology_and_timing_do_not_change_the_maths(undisturbed, material, tmp_path, topology):
     folder, _, code = train(material, tmp_path / "run", topology=topology, debug={"target_delay_seconds": 0.2}, **THIRTY)
     assert code == 0

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from dflash_ray.decode.place import Place, attend
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Rotation
-from dflash_ray.target.mixers import Mixers, Rows, conv_valid, delta_chunk, delta_heads, delta_state, delta_step
+from dflash_ray.target.mixers import Mixers, Rows, conv_valid, decayed, delta_chunk, delta_heads, delta_state, delta_step
 from dflash_ray.target.model import FrozenTarget
 
 
@@ -98,8 +98,8 @@ def keep_blocks(caches: list[DeltaCache], counts: list[int]) -> None:
         per_head = kept.repeat_interleave(caches[0].mixer.v_heads).repeat(layers)[:, None]  # [layers*B*Nv, 1]
         dropped = torch.arange(k.shape[1], device=k.device) >= per_head
         end = decay.gather(1, per_head - 1)
-        weight = (end - decay).masked_fill(dropped, float("-inf")).exp().unsqueeze(-1)
-        state = torch.baddbmm(state * end.exp().unsqueeze(-1), (k * weight).transpose(1, 2), pseudo)
+        weight = decayed(end - decay).masked_fill(dropped, 0).unsqueeze(-1)
+        state = torch.baddbmm(state * decayed(end).unsqueeze(-1), (k * weight).transpose(1, 2), pseudo)
     for cache, inputs, of_layer in zip(caches, conv, state.chunk(layers), strict=True):
         cache.conv, cache.state, cache.block = inputs, of_layer, None
 

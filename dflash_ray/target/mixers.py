@@ -167,28 +167,33 @@ def delta_chunk(
     float32. Returns outputs and pseudo-values, both [N,T,Dv].
     """
     heads, _, length, width = qk.shape
-    pair = (
-        decay[:, :, None] - decay[:, None, :] + _ahead(length, qk.device)
-    ).exp()  # [N,T,T]: decay from token j to token i, 0 for j after i
+    # [N,T,T]: decay from token j to token i, 0 for j after i
+    pair = decayed(decay[:, :, None] - decay[:, None, :]) * _not_ahead(length, qk.device)
     flat = qk.reshape(heads, 2 * length, width)
     scores = torch.bmm(flat, flat[:, length:].transpose(1, 2)).view(heads, 2, length, length) * pair[:, None]
-    reads = torch.bmm(flat, state).view(heads, 2, length, -1) * decay.exp()[:, None, :, None]
+    reads = torch.bmm(flat, state).view(heads, 2, length, -1) * decayed(decay)[:, None, :, None]
     beta = beta[..., None]
     # the diagonal of the system is not read: the solver takes it as 1
     pseudo = torch.linalg.solve_triangular(scores[:, 1] * beta, (v - reads[:, 1]) * beta, upper=False, unitriangular=True)
     return torch.baddbmm(reads[:, 0], scores[:, 0], pseudo) * width**-0.5, pseudo
 
 
+def decayed(g: torch.Tensor) -> torch.Tensor:
+    """exp(g) for g <= 0. What is less than e^-60 counts as that, which no float32 sum notices: exp is up to a hundred times slower on a CPU
+    where its result is subnormal or 0, and so are products of such results. Positive g, which has no meaning, counts as 0."""
+    return g.clamp(-60.0, 0.0).exp()
+
+
 @functools.cache
-def _ahead(length: int, device: torch.device) -> torch.Tensor:
-    """[T, T]: -inf where token j comes after token i, else 0."""
-    return torch.full((length, length), float("-inf"), device=device).triu_(1)
+def _not_ahead(length: int, device: torch.device) -> torch.Tensor:
+    """[T, T]: 0 where token j comes after token i, else 1."""
+    return torch.ones(length, length, device=device).tril_()
 
 
 def delta_state(k: torch.Tensor, pseudo: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """State after the last of the given tokens, from the state before the first: one product, no recomputation."""
     last = decay[:, -1:]
-    return torch.baddbmm(state * last.exp()[..., None], (k * (last - decay).exp()[..., None]).transpose(1, 2), pseudo)
+    return torch.baddbmm(state * decayed(last)[..., None], (k * decayed(last - decay)[..., None]).transpose(1, 2), pseudo)
 
 
 def delta_step(
@@ -196,7 +201,7 @@ def delta_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rule of `delta_chunk` for a single token: output [N,1,Dv] and the new state."""
     key = qk[:, 1]
-    decayed = state * g.exp()[..., None]
-    pseudo = (v - torch.bmm(key, decayed)) * beta[..., None]
-    state = torch.baddbmm(decayed, key.transpose(1, 2), pseudo)
+    before = state * decayed(g)[..., None]
+    pseudo = (v - torch.bmm(key, before)) * beta[..., None]
+    state = torch.baddbmm(before, key.transpose(1, 2), pseudo)
     return torch.bmm(qk[:, 0], state) * qk.shape[-1] ** -0.5, state
