@@ -89,7 +89,7 @@ def _prepare(target: Path, prompts: dict[str, Path], folder: Path) -> None:
     from jobs.prepare_data import main as prepare_data
 
     console.rule("conversations to tokens", align="left")
-    flags = ["--input", str(prompts["train"]), "--tokenizer", str(target), "--output", str(data), "--validation", "0.02"]
+    flags = ["--input", str(prompts["train"]), "--tokenizer", str(target), "--output", str(data), "--validation", "0.15"]
     if code := prepare_data(flags):
         raise SystemExit(code)
 
