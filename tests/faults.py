@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
-from dflash_ray.run_folder import RunFolder
+from dflash_ray.run_folder import TRAINED, RunFolder
 from tests.processes import PATIENCE, family
 
 ROLES = {"target": "TargetActor", "drafter": "DrafterActor", "batcher": "BatcherActor", "coordinator": "CoordinatorActor"}
@@ -158,3 +158,11 @@ def account(folder: RunFolder, samples: int) -> tuple[int, int]:
         repeated += len(epoch) - len(set(epoch))
     holes = set(range(max(trained | aside, default=-1) + 1)) - set(trained | aside)
     return lost + len(holes), repeated + twice
+
+
+def assert_same(folder: RunFolder, undisturbed: RunFolder) -> None:
+    """Weights and losses to the bit, the same batches in the same order, and every one of 40 samples once per epoch."""
+    assert state_of(folder) == state_of(undisturbed)
+    assert losses_of(folder) == losses_of(undisturbed)
+    assert [record["batch"] for record in folder.read(TRAINED)] == [record["batch"] for record in undisturbed.read(TRAINED)]
+    assert account(folder, 40) == (0, 0)

@@ -13,7 +13,7 @@ import yaml
 
 from dflash_ray.checkpoint import list_checkpoints, newest_whole
 from dflash_ray.run_folder import RunFolder
-from tests.faults import Saboteur, account, actors, losses_of, send, state_of
+from tests.faults import Saboteur, account, actors, assert_same, losses_of, send, state_of
 from tests.processes import PATIENCE, alive, end, family, head_node, node, start_job, wait_until
 from tests.tiny_runs import dense_material, tiny_config, train
 
@@ -39,12 +39,6 @@ def undisturbed(local_ray, material, tmp_path_factory) -> RunFolder:
     folder, _, code = train(material, tmp_path_factory.mktemp("runs") / "one", **{**RUN, "topology": "1-1"})
     assert code == 0
     return folder
-
-
-def assert_same(folder: RunFolder, undisturbed: RunFolder) -> None:
-    assert state_of(folder) == state_of(undisturbed)
-    assert losses_of(folder) == losses_of(undisturbed)
-    assert account(folder, 40) == (0, 0)
 
 
 def events(folder: RunFolder, kind: str) -> list[dict]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ray.run_folder import RunFolder
-from tests.faults import Saboteur, account, actors, losses_of, send, state_of
+from tests.faults import Saboteur, actors, assert_same, send
 from tests.tiny_runs import dense_material, train
 
 STEPS = 30
@@ -40,13 +40,6 @@ def sabotaged(material: Path, run: Path, script, **sections) -> RunFolder:
         folder, summary, code = train(material, run, **{**RUN, **sections})
     assert code == 0 and summary["steps"] == STEPS
     return folder
-
-
-def assert_same(folder: RunFolder, undisturbed: RunFolder) -> None:
-    assert state_of(folder) == state_of(undisturbed)
-    assert losses_of(folder) == losses_of(undisturbed)
-    assert account(folder, 40) == (0, 0)
-    assert [record["batch"] for record in folder.read("trained.jsonl")] == list(range(2 * STEPS))
 
 
 @pytest.mark.ray
