@@ -81,7 +81,7 @@ class Consumer:
         self.steps.forget()
         self.validation, self.staged = [], {}
         run.flow.rewind(run.line.position(next_batch))
-        run.folder.rewind(run.step, next_batch)
+        run.rewind_files(next_batch)
         run.meter.start(run.now())
         run.event("rewound", f"the drafter is back at step {run.step}, the line at batch {next_batch}", batch=next_batch)
         self.pump()

@@ -15,7 +15,7 @@ from actors.drafter import DrafterActor
 from actors.failures import earlier_set_aside
 from actors.fetcher import Fetcher
 from actors.overview import Overview
-from actors.placement import environment, gpus_wanted, hide_gpus
+from actors.placement import environment, gpus_wanted, hide_gpus, refuse_too_many_processes
 from actors.power import PowerWatch
 from actors.ray_metrics import RayMetrics
 from actors.run_state import ActorLost, Crew, RunFailed, RunState, first_line
@@ -120,7 +120,7 @@ class CoordinatorActor:
         self._keep_asking()
         run.say(
             f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
-            f"starting {config.targets} targets and 1 drafter on {spec.device}"
+            f"starting {config.targets} target{'s' if config.targets > 1 else ''} and 1 drafter on {spec.device}"
         )
         run.say("environment of every actor: " + " ".join(f"{name}={value}" for name, value in sorted(environment(spec).items())))
         if self.resume is not None:
@@ -130,7 +130,7 @@ class CoordinatorActor:
         next_batch = await starting
         if next_batch:
             flow.skip_to(line.position(next_batch))
-        run.folder.rewind(run.step, next_batch)
+        run.rewind_files(next_batch)
         run.meter.skip(plan["tokens"] * next_batch // max(plan["batches"], 1))
         if self.resume is not None:
             run.event("resumed", f"from {self.resume}: step {run.step}, next batch {next_batch}", batch=next_batch)
@@ -182,11 +182,14 @@ class CoordinatorActor:
         if run is None or self.pool is None or self.ended.is_set():
             raise ValueError("the run has not started yet or has ended; a running one can be scaled")
         placement = self.spec.config.placement
-        if self.spec.device == "cuda" and targets > self.pool.wanted:
-            gpus = (await asyncio.to_thread(ray.cluster_resources)).get("GPU", 0.0)
+        if targets > self.pool.wanted:
+            cluster = await asyncio.to_thread(ray.cluster_resources)
+            gpus = cluster.get("GPU", 0.0)
             wanted = gpus_wanted(targets, placement.gpus_per_target, placement.gpus_per_drafter)
-            if wanted > gpus:
+            if self.spec.device == "cuda" and wanted > gpus:
                 raise ValueError(f"targets: {targets} and the drafter want {wanted:g} GPUs, the cluster has {gpus:g}")
+            if self.spec.device == "cpu":
+                refuse_too_many_processes("targets", targets, cluster)
         before = self.pool.wanted
         self.pool.resize(targets)
         run.event("scaled", f"{before} -> {targets} targets at step {run.step}", targets=targets)

@@ -16,6 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dflash_ray.setup import RunSpec
 
+PROCESS_BYTES = 0.3e9  # what an actor on a CPU takes before it has loaded anything
+
 # settings of the driver's environment that its actors need on every node; no secrets, Ray shows them to everyone
 PASSED = (
     "HF_HOME",
@@ -80,3 +82,14 @@ def hide_gpus() -> None:
 
 def gpus_wanted(spec_targets: int, gpus_per_target: float, gpus_per_drafter: float) -> float:
     return spec_targets * gpus_per_target + gpus_per_drafter
+
+
+def refuse_too_many_processes(setting: str, targets: int, resources: dict[str, float]) -> None:
+    """ValueError, with the name of the setting, where a cluster without GPUs could not even start the actors."""
+    processes, memory = targets + 3, resources.get("memory")
+    needed = processes * PROCESS_BYTES
+    if memory is not None and needed > memory:
+        raise ValueError(
+            f"{setting}: {targets:,} targets are {processes:,} processes x {PROCESS_BYTES / 1e9:g} GB = {needed / 1e9:,.1f} GB before any "
+            f"model is loaded, and Ray has {memory / 1e9:,.1f} GB of memory; use fewer targets"
+        )

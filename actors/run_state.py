@@ -18,7 +18,7 @@ from dflash_ray.flow import Flow
 from dflash_ray.line import Item, Line
 from dflash_ray.metrics import Meter
 from dflash_ray.processes import host_memory
-from dflash_ray.run_folder import RunFolder
+from dflash_ray.run_folder import METRICS, RunFolder
 from dflash_ray.setup import RunSpec
 from dflash_ray.tracking import Tracker
 
@@ -121,6 +121,11 @@ class RunState:
 
     def item(self, position: int) -> Item:
         return self.line.item(position)
+
+    def rewind_files(self, next_batch: int) -> None:
+        """The folder goes back to the step that the drafter is at, and what is computed from its lines with it."""
+        self.folder.rewind(self.step, next_batch)
+        self.meter.remember(self.folder.read(METRICS))
 
     def let_go(self, meta: dict[str, Any]) -> None:
         """The features told of by `meta` are no longer needed: the target may have its memory back."""

@@ -48,6 +48,7 @@ class Steps:
             "step": run.step,
             **metrics,
             "loss_smooth": run.meter.smooth(metrics["loss"], tally.supervised),
+            "supervised_tokens": tally.supervised,
             "real_tokens": tally.real_tokens,
             "padded_tokens": tally.padded_tokens,
             **rates,

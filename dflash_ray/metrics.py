@@ -122,6 +122,15 @@ class Meter:
         self._smooth_weight = 0.9 * self._smooth_weight + supervised
         return self._smooth_loss / self._smooth_weight if self._smooth_weight else loss
 
+    def remember(self, records: list[dict[str, Any]]) -> None:
+        """Losses go on as if these lines of metrics.jsonl, and no others, had just been counted."""
+        self._losses.clear()
+        self._smooth_loss = self._smooth_weight = 0.0
+        for record in records:
+            self.smooth(record["loss"], record.get("supervised_tokens", 0))
+            if not record.get("skipped"):
+                self._losses.append((record["loss"], record["mean_document_tokens"]))
+
     def spike(self, loss: float, document_tokens: float) -> dict[str, float] | None:
         """How many times the rolling median this loss is, if that is too many, and the median mean document length beside it: a jump
         that comes from other lengths is to be seen as such."""

@@ -151,6 +151,10 @@ def print_settings(usage: str) -> None:
     console = Console()
     console.print(usage, highlight=False, markup=False)
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max(len(name) for name, _, _ in describe_settings()) + 2
+    for column in table.columns:
+        column.overflow = "fold"  # a name or a value cut off cannot be copied
     for name, default, description in describe_settings():
         table.add_row("--" + name, default, description)
     console.print(table)

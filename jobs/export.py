@@ -14,12 +14,13 @@ from jobs.cli import Arguments, run
 def main(argv: list[str]) -> int:
     parser = Arguments(prog="python -m jobs.export", description=__doc__)
     parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run folder")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write; an export in it is replaced")
     parser.add_argument("--checkpoint", metavar="best|latest|DIR", help="default best, or latest without a validation")
     args = parser.parse_args(argv)
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: is a file; give a folder")
     _refuse_a_model(args.output / "config.json")
+    _refuse_other_files(args.output)
 
     from dflash_ray.draft.card import model_card
     from dflash_ray.draft.export import CONFIG, export_drafter
@@ -42,6 +43,14 @@ def main(argv: list[str]) -> int:
         f"read back bit for bit, rounding to bf16 moves outputs by {difference:.1e} of the largest"
     )
     return 0
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """ValueError where the folder holds something that is no export: its files would lie among ours. An earlier export is replaced."""
+    # what an export that was killed leaves may be replaced
+    names = sorted({path.name for path in folder.iterdir()} - {"model.safetensors", "README.md"}) if folder.is_dir() else []
+    if names and not (folder / "config.json").exists():
+        raise ValueError(f"--output {folder}: holds {names[0]!r} and no drafter; give a new or an empty folder")
 
 
 def _refuse_a_model(config: Path) -> None:

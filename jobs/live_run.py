@@ -68,7 +68,10 @@ class LiveRun:
         except ray.exceptions.RayActorError:
             raise RunEnded(str(self._problem(f"the run in {self.place.folder} has just ended"))) from None
         except ray.exceptions.GetTimeoutError:
-            raise ValueError(f"the coordinator of the run in {self.place.folder} gave no answer within {ANSWER_SECONDS:.0f} s") from None
+            raise ValueError(
+                f"the coordinator of the run in {self.place.folder} gave no answer within {ANSWER_SECONDS:.0f} s; what it was asked to "
+                "change may still happen, see jobs.status"
+            ) from None
 
     def __enter__(self) -> LiveRun:
         return self

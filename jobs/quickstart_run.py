@@ -110,6 +110,7 @@ def _train(config: Config, folder: Path) -> None:
     finally:
         ray.shutdown()
     if code:
+        console.print("the same command continues")
         raise SystemExit(code)
 
 

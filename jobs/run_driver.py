@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from actors.coordinator import CoordinatorActor
-from actors.placement import actor_options, gpus_wanted, on_this_node
+from actors.placement import actor_options, gpus_wanted, on_this_node, refuse_too_many_processes
 from actors.run_state import cause_of, first_line
 from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
 from dflash_ray.config import Config, merge, validate
@@ -32,7 +32,6 @@ from jobs.cli import Failed, Stopped, under_job_submit
 from jobs.progress import Progress
 
 RAY_ATTEMPTS = 3
-PROCESS_BYTES = 0.3e9  # what an actor on a CPU takes before it has loaded anything
 SILENCE, MOST_SILENT = 60, 5  # seconds without an answer of the coordinator, and how often before it counts as hung
 
 
@@ -76,7 +75,7 @@ def prepare(config: Config) -> RunPlan:
             "lower placement.gpus_per_target"
         )
     if not gpus:
-        _refuse_too_many_processes(config, ray.cluster_resources())
+        refuse_too_many_processes("topology", config.targets, ray.cluster_resources())
     namespace = f"dflash-ray-{config.run.name}-{secrets.token_hex(4)}"
     spec = resolve(config, device="cuda" if gpus else "cpu", run_dir=folder.path.absolute(), namespace=namespace)
     return RunPlan(spec, folder, resume.path.absolute() if resume else None)
@@ -93,16 +92,6 @@ def refuse_relative_paths(config: Config) -> None:
                 f"{key}: {path} is relative, and under `ray job submit` the job runs in a temporary copy of the working directory; "
                 "give an absolute path that every node sees"
             )
-
-
-def _refuse_too_many_processes(config: Config, resources: dict[str, float]) -> None:
-    """ValueError where a machine without GPUs could not even start the actors."""
-    needed, memory = (config.targets + 3) * PROCESS_BYTES, resources.get("memory")
-    if memory is not None and needed > memory:
-        raise ValueError(
-            f"topology: {config.topology} is {config.targets + 3:,} processes x {PROCESS_BYTES / 1e9:g} GB = {needed / 1e9:,.1f} GB before "
-            f"any model is loaded, and Ray has {memory / 1e9:,.1f} GB of memory; use fewer targets"
-        )
 
 
 def _refuse_no_folder(path: Path) -> None:
@@ -152,6 +141,8 @@ def _find_resume(config: Config, folder: RunFolder) -> Checkpoint | None:
         print(f"refused: {line}", file=sys.stderr)
     if checkpoint is None and list_checkpoints(folder.checkpoints):
         raise ValueError(f"--resume auto: none of the checkpoints in {folder.checkpoints} is whole; start over with --fresh")
+    if checkpoint is None and folder.holds_a_run():
+        print(f"--resume auto: no checkpoint in {folder.checkpoints} yet, so the run begins again at its first step")
     return checkpoint
 
 

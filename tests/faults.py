@@ -140,9 +140,9 @@ def state_of(folder: RunFolder) -> tuple[int, dict[str, bytes]]:
     return checkpoint.step, {name: tensor.numpy().tobytes() for name, tensor in checkpoint.tensors().items()}
 
 
-def losses_of(folder: RunFolder) -> list[tuple[int, str]]:
-    """Exact values: a float's hex has every bit."""
-    return [(record["step"], float(record["loss"]).hex()) for record in folder.read("metrics.jsonl")]
+def losses_of(folder: RunFolder) -> list[tuple[str, ...]]:
+    """Exact values, raw and smoothed: a float's hex has every bit."""
+    return [tuple(float(record[key]).hex() for key in ("step", "loss", "loss_smooth")) for record in folder.read("metrics.jsonl")]
 
 
 def account(folder: RunFolder, samples: int) -> tuple[int, int]:

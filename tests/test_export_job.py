@@ -93,6 +93,22 @@ def test_another_model_is_not_overwritten(tmp_path):
     assert (target / "config.json").read_text() == '{"model_type": "qwen3"}'
 
 
+def test_a_folder_of_other_files_is_left_alone_and_half_an_export_is_replaced(tmp_path):
+    folder, *_ = run_folder(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds 'notes.txt' and no drafter"):
+        main(["--run", str(folder), "--output", str(other)])
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"torn")
+    for _ in range(2):
+        assert main(["--run", str(folder), "--output", str(half)]) == 0
+    assert (half / "config.json").exists()
+
+
 def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path):
     folder, *_ = run_folder(tmp_path)
     (tmp_path / "file").touch()

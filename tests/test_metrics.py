@@ -77,6 +77,19 @@ def test_a_spike_is_told_with_the_lengths():
     assert meter.spike(9.0, 2000) is None
 
 
+def test_a_resume_goes_on_smoothing_where_it_was():
+    steps = [{"loss": 9.0 - n / 7, "supervised_tokens": 100 + 13 * n, "mean_document_tokens": 50.0 + n} for n in range(60)]
+    whole, resumed = Meter(1000), Meter(1000)
+    resumed.smooth(99.0, 1000)  # what is counted twice after a rewind, or was never kept
+    for record in steps[:40]:
+        whole.spike(record["loss"], record["mean_document_tokens"])
+        whole.smooth(record["loss"], record["supervised_tokens"])
+    resumed.remember(steps[:40])
+    for record in steps[40:]:
+        assert resumed.smooth(record["loss"], record["supervised_tokens"]) == whole.smooth(record["loss"], record["supervised_tokens"])
+    assert resumed.spike(90.0, 60.0) == whole.spike(90.0, 60.0) is not None
+
+
 def test_rates_leave_the_first_steps_out_and_slide():
     meter = Meter(10**6, window_seconds=10.0)
     meter.start(0.0)

@@ -158,6 +158,9 @@ def test_targets_come_and_go_and_the_losses_do_not_change(cluster):
     assert same > 5 and alpha[:same] == beta[:same]
     refused = cluster.job("jobs.scale", "--targets", "0", "--run", str(cluster.alpha))
     assert refused.returncode == 2 and refused.stderr == "error: --targets 0: a run needs at least 1\n"
+    refused = cluster.job("jobs.scale", "--targets", "99999", "--run", str(cluster.alpha))
+    assert refused.returncode == 2 and "targets: 99,999 targets are 100,002 processes x 0.3 GB" in refused.stderr
+    assert events(cluster.alpha, "scaled")[-1]["targets"] == 2
 
 
 def test_the_power_budget_parks_a_target_and_wakes_it(cluster):

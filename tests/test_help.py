@@ -1,0 +1,22 @@
+"""What `--help` shows can be copied."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dflash_ray.config import describe_settings
+from tests.processes import ROOT
+
+
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_no_setting_is_cut_off_on_a_narrow_terminal(columns):
+    run = subprocess.run(
+        [sys.executable, "-m", "jobs.train", "--help"], cwd=ROOT, env=os.environ | {"COLUMNS": columns}, capture_output=True, text=True
+    )
+    shown = {line.split()[0] for line in run.stdout.splitlines() if line.startswith("--")}
+    assert run.returncode == 0 and shown >= {f"--{name}" for name, _, _ in describe_settings()}
+    assert "…" not in run.stdout
