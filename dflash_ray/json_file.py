@@ -20,10 +20,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)  # before it is opened as a file: that raises for a folder
+        raise ValueError("is no regular file")
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is no regular file")
         if status.st_size > MOST_BYTES:
             raise ValueError(f"has {status.st_size:,} bytes; more than {MOST_BYTES:,} are not read as JSON")
         data = file.read()

@@ -15,6 +15,7 @@ from typing import Any
 
 from dflash_ray.config import Config, load_config, read_yaml
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
+from dflash_ray.run_records import read_records
 
 CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
 TOLERANCE = 0.05  # share of the wanted time by which a run may miss it
@@ -84,7 +85,7 @@ def nearest_epochs(seconds: float, steps_per_second: float, steps_per_epoch: int
 
 def rate_of(run: RunFolder, warm: int) -> float:
     """Steps per second of a run after its first `warm` steps. ValueError where it has no two steps beyond them."""
-    times = [record["time"] for record in run.read(METRICS)][warm:]
+    times = [record["time"] for record in read_records(run, METRICS, "time")][warm:]
     if len(times) < 2 or times[-1] <= times[0]:
         raise ValueError(f"{run.path}: {len(times)} steps after the first {warm}; a rate needs two")
     return (len(times) - 1) / (times[-1] - times[0])
@@ -92,7 +93,10 @@ def rate_of(run: RunFolder, warm: int) -> float:
 
 def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
     """The training side of a finished run. `training_seconds` are those from the end of the first step to the end of the last."""
-    steps, validation = run.read(METRICS), run.read(VALIDATION)
+    steps = read_records(run, METRICS, "step", "time", "real_tokens", "loss_smooth", "tau", "drafter_wait", "target_wait")
+    validation = read_records(run, VALIDATION, "tau", "loss")
+    if not steps:
+        raise ValueError(f"{run.path}: {METRICS} holds no step")
     took = steps[-1]["time"] - steps[0]["time"]
     every = max(1, len(steps) // CURVE_POINTS)
     shown = steps[every - 1 :: every]

@@ -6,7 +6,6 @@ direct goes over what is less: `over` keeps the known values of both.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -18,8 +17,10 @@ from dflash_ray.balance import DrafterCost, Power, Rates
 from dflash_ray.config import Config, load_config
 from dflash_ray.draft.cost import flops_per_anchor, flops_per_token
 from dflash_ray.draft.shape import DraftShape, resolve_shape
+from dflash_ray.json_file import read_json_object
 from dflash_ray.metrics import WARMUP_STEPS
 from dflash_ray.run_folder import METRICS, RunFolder
+from dflash_ray.run_records import read_records
 from dflash_ray.setup import RunSpec
 from dflash_ray.target.cost import counted_flops
 from dflash_ray.target.facts import shape_facts, target_facts
@@ -83,7 +84,7 @@ def of_run(folder: Path) -> Known:
     if not (folder / "config.yaml").exists():
         raise ValueError(f"--run {folder}: holds no config.yaml; give the folder of a run")
     config = load_config([folder / "config.yaml"])
-    records = run.read(METRICS)[WARMUP_STEPS:]
+    records = read_records(run, METRICS, "real_tokens_per_second", "drafter_wait", "target_wait", "targets")[WARMUP_STEPS:]
     if not records:
         raise ValueError(f"--run {folder}: no step after the first {WARMUP_STEPS} is in {METRICS} yet; let the run go on for a while")
     late = records[len(records) // 2 :]
@@ -231,13 +232,10 @@ def _tokens_of(config: Config) -> float | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         if path.name == "summary.json":
             return {}
         raise ValueError(f"--bench {path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object")
-    return value
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

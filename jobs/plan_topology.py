@@ -24,6 +24,9 @@ from dflash_ray.balance import Point, Power, Rates, point, rates_behind, recomme
 from dflash_ray.stage_rates import WAITING_SHARE, Known, of_arithmetic, of_bench, of_run
 from jobs import cli
 
+MOST_TARGETS = 4096
+MOST_RATE = 1e15  # of what a flag gives: tokens, tokens/s, watts
+
 
 def main(argv: list[str]) -> int:
     args, rest = _parser().parse_known_args(argv)
@@ -88,7 +91,7 @@ def _measured(text: str) -> tuple[int, float]:
     targets, _, drafters = topology.partition("-")
     try:
         number, value = int(targets), float(rate)
-        if drafters == "1" and number >= 1 and value > 0:
+        if drafters == "1" and 1 <= number <= MOST_TARGETS and 0 < value < MOST_RATE:
             return number, value
     except ValueError:
         pass
@@ -229,7 +232,7 @@ def _parser() -> cli.Arguments:
     add("--target-watts", type=_positive, metavar="W", help="of a GPU that works; default: what the run measured")
     add("--drafter-watts", type=_positive, metavar="W")
     add("--waiting-watts", type=_positive, metavar="W", help=f"of a GPU that waits; default {WAITING_SHARE:g} of a target's, assumed")
-    add("--host-watts", type=float, default=0.0, metavar="W", help="of everything else in the host")
+    add("--host-watts", type=_not_negative, default=0.0, metavar="W", help="of everything else in the host")
     add(
         "--tflops",
         type=_positive,
@@ -245,15 +248,19 @@ def _parser() -> cli.Arguments:
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 < value < MOST_RATE:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and below {MOST_RATE:g}")
     return value
+
+
+def _not_negative(text: str) -> float:
+    return 0.0 if float(text) == 0 else _positive(text)
 
 
 def _count(text: str) -> int:
     value = int(text)
-    if not 1 <= value <= 4096:
-        raise argparse.ArgumentTypeError(f"{text} is outside 1..4096")
+    if not 1 <= value <= MOST_TARGETS:
+        raise argparse.ArgumentTypeError(f"{text} is outside 1..{MOST_TARGETS}")
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import struct
@@ -385,14 +386,13 @@ def test_no_file_is_unpickled(watch, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_pipe_in_place_of_a_file_does_not_hang(watch, tmp_path):
-    import os
-
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(watch, tmp_path, make):
     save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
     for name in ("config.json", "meta.json", "manifest.json", "config.yaml", "model.safetensors"):
-        os.mkfifo(tmp_path / name)
+        make(tmp_path / name)
     (tmp_path / "train").mkdir()
-    os.mkfifo(tmp_path / "train" / "0.arrow")
+    make(tmp_path / "train" / "0.arrow")
     for read in (
         lambda: target_facts(tmp_path),
         lambda: Checkpoint(tmp_path),
@@ -400,4 +400,4 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(watch, tmp_path):
         lambda: open_dataset(tmp_path),
         lambda: load_config([tmp_path / "config.yaml"]),
     ):
-        assert attack(watch, read, lambda _: None, 1, "pipe") == (0, 1)
+        assert attack(watch, read, lambda _: None, 1, make.__name__) == (0, 1)

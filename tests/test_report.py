@@ -14,7 +14,7 @@ from PIL import Image
 from dflash_ray.config import validate
 from dflash_ray.report.gather import POINTS, gather
 from dflash_ray.report.page import report_html
-from dflash_ray.run_folder import METRICS, TRAINED, VALIDATION, RunFolder
+from dflash_ray.run_folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
 from jobs.report import main
 from tests.browser import browser, find_browser
 
@@ -137,6 +137,41 @@ def test_a_folder_without_a_run_is_said(tmp_path, make, named):
     with pytest.raises(ValueError, match=named):
         main(["--run", str(tmp_path / "run")])
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["real_tokens", "seconds", "loss", "q_pre", "slot_accuracy", "window_bytes", "step", "mean_document_tokens"]
+)
+@pytest.mark.parametrize("value", ["x", {}, [[]], 10**400, True])
+def test_a_damaged_line_is_named_and_no_traceback(tmp_path, key, value):
+    folder = write_run(tmp_path / "run")
+    lines = (folder / METRICS).read_text().splitlines()
+    lines[5] = json.dumps(json.loads(lines[5]) | {key: value})
+    (folder / METRICS).write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=rf"{METRICS}: {key} of record 6 is not"):
+        gather(folder)
+
+
+@pytest.mark.parametrize(
+    "name, line", [(METRICS, "{}"), (VALIDATION, "{}"), (EVENTS, '{"step": 1, "event": 5}'), (TRAINED, '{"batch": 0, "target": []}')]
+)
+def test_a_line_of_something_else_is_named(tmp_path, name, line):
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text(line + "\n")
+    with pytest.raises(ValueError, match=f"{name}: .* of record 1 is not"):
+        gather(folder)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name}: cannot be read"):
+        gather(folder)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "run.json", "config.yaml"])
+@pytest.mark.parametrize("data", [b"[]", b"5", b'{"environment": 5}', b"\xff\xfe", b""])
+def test_files_beside_the_lines_may_be_anything(tmp_path, name, data):
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(data)
+    assert gather(folder)["series"]["step"][-1] == 120
 
 
 def colours(picture: Path) -> np.ndarray:

@@ -7,7 +7,6 @@ happened. Long runs are thinned to means of neighbouring steps; the smallest and
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from dflash_ray.json_file import read_json_object
 from dflash_ray.report.tables import bucket_table, by_target, environment_rows, event_row, finite, headline, mean
 from dflash_ray.run_folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
+from dflash_ray.run_records import read_records
 
 POINTS = 1500  # of a series at most
 LENGTH_GROUPS = 4  # of steps by mean document length, where batches have no buckets
 MOST_EVENTS = 500
+STEP_NEEDS = ("step", "real_tokens", "padded_tokens", "seconds", "loss", "loss_smooth", "tau", "accuracy", "mean_document_tokens")
 SERIES = (
     "loss",
     "loss_smooth",
@@ -46,7 +48,7 @@ def gather(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     if not run.holds_a_run():
         raise ValueError(f"--run {folder}: holds no run; give the folder of a run")
-    records = run.read(METRICS)
+    records = read_records(run, METRICS, *STEP_NEEDS)
     if not records:
         raise ValueError(f"--run {folder}: {METRICS} holds no step yet; a report needs at least one")
     summary, facts = _json(folder / "summary.json"), _json(folder / "run.json")
@@ -54,19 +56,20 @@ def gather(folder: Path) -> dict[str, Any]:
     hours = np.cumsum([record["seconds"] for record in records]) / 3600
     axis = _Axis([record["step"] for record in records], tokens, hours)
     groups = _length_groups(records)
-    events = run.read(EVENTS)
-    config = (folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").exists() else ""
+    validation = read_records(run, VALIDATION, "step", "tau")
+    events = read_records(run, EVENTS, "step", "event")
+    config = _text(folder / "config.yaml")
     return _clean(
         {
             "name": folder.resolve().name,
-            "facts": headline(records, run.read(VALIDATION), summary, events, hours),
+            "facts": headline(records, validation, summary, events, hours),
             "series": _series(records, tokens, hours),
             "lengths": _length_lines(records, groups, tokens, hours),
             "slots": _slots(records, tokens, hours),
-            "validation": [{**axis.at(record["step"]), **_numbers(record)} for record in run.read(VALIDATION)],
+            "validation": [{**axis.at(record["step"]), **_numbers(record)} for record in validation],
             "events": [{**axis.at(event["step"]), **event_row(event)} for event in events[-MOST_EVENTS:]],
             "buckets": bucket_table(records, groups),
-            "targets": by_target(run.read(TRAINED)),
+            "targets": by_target(read_records(run, TRAINED, "target")),
             "config": config,
             "environment": environment_rows(facts),
             "summary": summary,
@@ -171,9 +174,18 @@ def _numbers(record: dict[str, Any]) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except (FileNotFoundError, ValueError):
         return {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _clean(value: Any) -> Any:

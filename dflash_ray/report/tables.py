@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+
+from dflash_ray.run_records import MOST
 
 KINDS = {
     "trouble": ("spike", "skipped", "failed", "refused", "bad", "lost", "error", "given_up", "set_aside", "over_budget", "unreadable"),
@@ -19,7 +20,7 @@ KINDS = {
 
 
 def finite(values: Iterable[Any]) -> list[float]:
-    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return [value for value in values if isinstance(value, int | float) and abs(value) < MOST]
 
 
 def mean(values: Iterable[Any]) -> float | None:
@@ -91,7 +92,8 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment_rows(facts: dict[str, Any]) -> dict[str, Any]:
-    environment = facts.get("environment") or {}
+    environment = facts.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
     machine = {key: value for key, value in environment.items() if key != "versions"}
     machine["gpus"] = ", ".join(environment.get("gpus") or []) or "none"
     versions = {name: value or "not installed" for name, value in (environment.get("versions") or {}).items()}
