@@ -2,8 +2,8 @@
 
 For every prompt both decoders run one after the other, in alternating order, so that a machine that slows down slows both. `tau` is
 served tau (dflash.md 8): tokens produced by verification passes per pass. `lossless` (dflash.md 9): in float32 every greedy token equals
-plain decoding's; in bf16 a first divergence is excused where the one-token pass itself was undecided, its two best logits no more than four
-bf16 steps apart. `divergences` counts the prompts whose tokens differ at all.
+plain decoding's; in bf16 a first divergence is excused where the one-token pass itself was undecided, both tokens no more than four bf16
+steps below the best logit. `divergences` counts the prompts whose tokens differ at all.
 """
 
 from __future__ import annotations
@@ -196,8 +196,9 @@ def _measure(
 
 @torch.inference_mode()
 def undecided(target: FrozenTarget, rows: Sequence[tuple[list[int], list[int], list[int]]]) -> list[bool]:
-    """Of each (prompt, plain answer, other answer): whether one-token passes leave the first token that differs open, the gap of the two
-    best logits within `UNDECIDED` of the larger. False where one answer is only the other's beginning: something else ended it."""
+    """Of each (prompt, plain answer, other answer): whether one-token passes leave the first token that differs open: both candidates
+    score the best logit, or less by at most `UNDECIDED` of the larger. False where one answer is only the other's beginning: something else
+    ended it."""
     first = [next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None) for _, a, b in rows]
     left = [number for number, at in enumerate(first) if at is not None]
     out = [False] * len(rows)
@@ -209,8 +210,9 @@ def undecided(target: FrozenTarget, rows: Sequence[tuple[list[int], list[int], l
     for step in range(max(first[number] for number in left) + 1):
         for place, number in enumerate(left):
             if first[number] == step:
-                best, second = logits[place].float().topk(2).values.tolist()
-                out[number] = best - second <= UNDECIDED * max(abs(best), abs(second))
+                scores, (_, plain, other) = logits[place].float(), rows[number]
+                best, worse = scores.max().item(), scores[[plain[step], other[step]]].min().item()
+                out[number] = best - worse <= UNDECIDED * max(abs(best), abs(worse))
         going = [first[number] > step for number in left]
         if any(going):
             tokens = [rows[number][1][step] if goes else 0 for number, goes in zip(left, going, strict=True)]

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from dflash_ray.config import Config, load_config, read_yaml
+from dflash_ray.json_file import read_json_object
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
 from dflash_ray.run_records import read_records
 
@@ -63,7 +64,7 @@ def recipe_config(files: list[Path], recipe: Recipe, flags: list[str]) -> Config
 
 
 def fingerprint(config: Config, how: dict[str, Any]) -> str:
-    """What must be equal for a result to count: every setting but names and places, and `how` it was trained and served."""
+    """What must be equal for a result to count: every setting but names and places, and `how` it was trained, or trained and served."""
     tree = config.as_dict()
     del tree["run"], tree["target"]["path"], tree["data"]["path"], tree["train"]["epochs"]
     return hashlib.sha256(json.dumps([tree, how], sort_keys=True).encode()).hexdigest()[:16]
@@ -112,6 +113,24 @@ def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
         "waits": {side: steps[-1][f"{side}_wait"] for side in ("drafter", "target")},
         "curve": [[record["step"], round(record["time"] - steps[0]["time"], 2), record["loss_smooth"], record["tau"]] for record in shown],
     }
+
+
+TRAINING_FIELDS = {"key": str, "epochs": int, "rate": float, "command": str, "seconds": float}
+
+
+def read_training(path: Path) -> dict[str, Any] | None:
+    """What is known of a training that ended well; None where there is none. ValueError for a file that says something else."""
+    try:
+        trained = read_json_object(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; remove it and the run is trained again") from None
+    for name, kind in TRAINING_FIELDS.items():
+        value = trained.get(name)
+        if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool):
+            raise ValueError(f"{path}: {name} is damaged; remove the file and the run is trained again")
+    return trained
 
 
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ such as `--data.path DIR` hold for every recipe."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import sys
@@ -20,9 +21,9 @@ from rich.table import Table
 
 from dflash_ray.config import load_config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.quality import SERVED, TOLERANCE, fingerprint, lanes, read_recipes, recipe_config, summarise
+from dflash_ray.quality import SERVED, TOLERANCE, fingerprint, lanes, read_recipes, read_training, recipe_config, summarise
 from jobs.cli import Arguments, run, write_file
-from jobs.quality_crew import Task, work_all
+from jobs.quality_crew import TRAINED, Task, work_all
 
 RESULTS = "quality.json"
 NUMBERS = {"training_seconds", "total_seconds", "planned_steps_per_second", "steps", "tokens", "loss", "validation_tau", "replay_tau"}
@@ -88,23 +89,35 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
     rates = dict(_rate(text, names) for text in args.rate)
     serving = {"limit": args.limit, "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens}
     served = [part for key, value in serving.items() if value is not None for part in (f"--{key.replace('_', '-')}", str(value))]
-    how = serving | {"seconds": args.seconds}
+    serving["prompts"] = _digest("--prompts", args.prompts)
     recipes = {name: known[name] for name in names}
     configs = {name: recipe_config(args.config, recipe, flags) for name, recipe in recipes.items()}
+    materials = {name: _materials(name, config) for name, config in configs.items()}
+    how = {name: {"seconds": args.seconds, "data": data} for name, (_, data) in materials.items()}
     task = Task(
         configs=args.config,
         flags=flags,
         recipes=recipes,
-        steps_per_epoch={name: _steps_per_epoch(name, config) for name, config in configs.items()},
+        steps_per_epoch={name: steps for name, (steps, _) in materials.items()},
         targets={name: config.target.path for name, config in configs.items()},
         output=args.output,
         seconds=args.seconds,
         pilot_steps=args.pilot_steps,
         serving=["--prompts", str(args.prompts), *served],
         rates=rates,
-        keys={name: fingerprint(config, how) for name, config in configs.items()},
+        keys={name: fingerprint(config, how[name] | serving) for name, config in configs.items()},
+        training_keys={name: fingerprint(config, how[name]) for name, config in configs.items()},
         deadline=None if args.stop_after is None else began + args.stop_after,
     )
+    for name in names:
+        for seed in args.seeds:
+            path = args.output / f"{name}-seed{seed}" / TRAINED
+            trained = read_training(path)
+            if trained is not None and trained["key"] != task.training_keys[name]:
+                raise ValueError(
+                    f"--output {args.output}: {name} seed {seed} was trained with other settings, data or another --seconds; "
+                    "give another --json and --output"
+                )
     try:
         for folder in {args.output, (args.json or args.output / RESULTS).parent}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +137,17 @@ def _rate(text: str, names: list[str]) -> tuple[str, float]:
     return name, rate
 
 
-def _steps_per_epoch(name: str, config: Any) -> int:
-    """Optimizer steps of one epoch, from the plan that the run will make; ValueError for a target or data that it cannot use."""
+def _digest(flag: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be read: {error.strerror}") from None
+
+
+def _materials(name: str, config: Any) -> tuple[int, str]:
+    """Optimizer steps of one epoch, from the plan that the run will make, and the fingerprint of its data; ValueError for a target or data
+    that it cannot use."""
     from dflash_ray.batches import plan_run
     from dflash_ray.setup import check_data, open_data, resolve
 
@@ -135,8 +157,9 @@ def _steps_per_epoch(name: str, config: Any) -> int:
     except ValueError as error:
         raise ValueError(f"recipe {name}: {error}") from None
     batching = config.batching.model_copy(update={"strategy": spec.strategy})
-    plan = plan_run(open_data(config), batching, config.anchors.tokens_per_anchor, config.run.seed, epochs=1)
-    return plan.steps(config.train.batches_per_step)
+    data = open_data(config)
+    plan = plan_run(data, batching, config.anchors.tokens_per_anchor, config.run.seed, epochs=1)
+    return plan.steps(config.train.batches_per_step), data.fingerprint
 
 
 class Book:
@@ -157,8 +180,8 @@ class Book:
         for run_ in self.runs:
             if run_["recipe"] in task.keys and run_["key"] != task.keys[run_["recipe"]]:
                 raise ValueError(
-                    f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings or another --seconds; "
-                    "give another --json and --output"
+                    f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings, data, prompts "
+                    "or another --seconds; give another --json and --output"
                 )
             task.rates.setdefault(run_["recipe"], run_["planned_steps_per_second"])
         task.overheads += [run_["total_seconds"] - run_["training_seconds"] for run_ in self.runs]

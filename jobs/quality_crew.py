@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ray.json_file import read_json_object
-from dflash_ray.quality import SERVED, Recipe, nearest_epochs, rate_of, result_of
+from dflash_ray.quality import SERVED, Recipe, nearest_epochs, rate_of, read_training, result_of
 from dflash_ray.run_folder import RunFolder
 from jobs.cli import JOB_MARK
 
@@ -51,7 +51,8 @@ class Task:
     pilot_steps: int
     serving: list[str]  # flags of jobs.evaluate
     rates: dict[str, float]  # recipe -> steps per second, as far as known
-    keys: dict[str, str]  # recipe -> fingerprint of its settings
+    keys: dict[str, str]  # recipe -> fingerprint of its training and its serving
+    training_keys: dict[str, str]  # recipe -> fingerprint of its training alone
     deadline: float | None = None  # of the monotonic clock: no run starts that might end later
     overheads: list[float] = field(default_factory=list)
 
@@ -85,7 +86,7 @@ class Lane:
                         if name not in self.task.rates:
                             self.task.rates[name] = await self._pilot(name)
                     done(await self._run(name, seed))
-                except StageFailed as error:
+                except (StageFailed, ValueError, OSError) as error:
                     failed(name, seed, str(error))
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -115,7 +116,7 @@ class Lane:
         task = self.task
         label = f"{name}-seed{seed}"
         folder = task.output / label
-        trained = self._trained(folder, name)
+        trained = read_training(folder / TRAINED)
         if trained is not None:
             self._say(f"{self.name}{label}: trained by an earlier call, whose serving failed")
         else:
@@ -126,7 +127,13 @@ class Lane:
             (folder / TRAINED).unlink(missing_ok=True)
             began = time.monotonic()
             command = await self._train(name, seed, folder, epochs, label)
-            trained = {"key": task.keys[name], "epochs": epochs, "rate": rate, "command": command, "seconds": time.monotonic() - began}
+            trained = {
+                "key": task.training_keys[name],
+                "epochs": epochs,
+                "rate": rate,
+                "command": command,
+                "seconds": time.monotonic() - began,
+            }
             (folder / TRAINED).write_text(json.dumps(trained))
         commands, times = [trained["command"]], [time.monotonic()]
         export, served = folder / "export", folder / "evaluation.json"
@@ -157,14 +164,6 @@ class Lane:
             "environment": read_json_object(folder / "run.json").get("environment"),
             "commands": commands,
         }
-
-    def _trained(self, folder: Path, name: str) -> dict[str, Any] | None:
-        """What is known of a finished training of the same settings; None if there is none."""
-        try:
-            trained = read_json_object(folder / TRAINED)
-        except (FileNotFoundError, ValueError):
-            return None
-        return trained if trained.get("key") == self.task.keys[name] else None
 
     async def _train(self, name: str, seed: int, folder: Path, epochs: int, label: str, more: list[str] | None = None) -> str:
         task = self.task

@@ -153,6 +153,10 @@ def test_a_divergence_in_bf16_is_excused_only_where_the_target_was_undecided(pai
     first, *others = rows(30)
     assert undecided(target, [first, *others]) == [True, False, False]
     assert undecided(target, []) == []
+    worst = int(target.logits(target.head[expected]).argmin())
+    part = first[1].index(first[2][12]) if first[1] == first[2] else 12
+    wrong = (first[0], first[1], [*first[1][:part], worst, *first[1][part + 1 :]])
+    assert undecided(target, [wrong]) == [False]  # two tokens tie, but the answer has neither
 
 
 def test_bf16_reports_how_many_prompts_differ(pair, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from dflash_ray.quality import Recipe, lanes, nearest_epochs, rate_of, read_recipes, recipe_config, result_of, summarise
 from dflash_ray.run_folder import RunFolder
 from jobs.quality import main
+from jobs.quality_crew import Lane, Task
 from tests.processes import PATIENCE, ROOT, alive, end, family, start_job, wait_until
 from tests.tiny_runs import tiny_config
 from tests.tiny_targets import save_target, save_tokenizer
@@ -170,6 +172,59 @@ def test_another_file_than_results_is_refused(material, tmp_path, text):
     assert path.read_text() == text
 
 
+def trained(material: dict[str, Path], output: Path, monkeypatch, capsys, *flags: str, **fields) -> str:
+    """What the job says, with a file of a finished training in place, up to where it would start jobs. `fields` are changed in it."""
+    from jobs import quality
+
+    keys = {}
+
+    async def work(task, todo, *_):
+        keys.update(task.training_keys)
+        return [pair for lane in todo.values() for pair in lane]
+
+    monkeypatch.setattr(quality, "work_all", work)
+    assert main(command(material, output, "--recipe", "plain")) == 0
+    fine = {"key": keys["plain"], "epochs": 1, "rate": 2.0, "command": "python -m jobs.train", "seconds": 3.0}
+    path = output / "plain-seed0" / "quality-training.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(fine | fields))
+    assert main(command(material, output, "--recipe", "plain", *flags)) == 0
+    return capsys.readouterr().out
+
+
+def test_what_was_trained_with_other_settings_is_not_overwritten(material, tmp_path, monkeypatch, capsys):
+    with pytest.raises(ValueError, match="plain seed 0 was trained with other settings"):
+        trained(material, tmp_path / "out", monkeypatch, capsys, "--optimizer.lr", "1e-3")
+    with pytest.raises(ValueError, match="plain seed 0 was trained with other settings"):
+        trained(material, tmp_path / "out", monkeypatch, capsys, "--seconds", "2")
+
+
+def test_how_it_is_served_does_not_change_a_training(material, tmp_path, monkeypatch, capsys):
+    trained(material, tmp_path / "out", monkeypatch, capsys, "--batch-size", "2")
+    row = {"conversations": [{"role": "user", "content": "w60"}]}
+    (tmp_path / "other.jsonl").write_text(json.dumps(row) + "\n")
+    trained({**material, "prompts": tmp_path / "other.jsonl"}, tmp_path / "out", monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("fields", [{"command": None}, {"seconds": "x"}, {"epochs": 1.5}, {"rate": True}, {"key": 5}])
+def test_a_damaged_file_of_a_training_is_one_clear_line(material, tmp_path, monkeypatch, capsys, fields):
+    with pytest.raises(ValueError, match="quality-training.json: .* is damaged; remove the file"):
+        trained(material, tmp_path / "out", monkeypatch, capsys, **fields)
+
+
+def test_a_lane_goes_on_after_files_that_cannot_be_read(tmp_path):
+    names = ("a", "b")
+    task = Task([], [], dict.fromkeys(names), {}, {}, tmp_path, 1.0, 1, [], dict.fromkeys(names, 1.0), {}, {})
+    for name in names:
+        (tmp_path / f"{name}-seed0").mkdir()
+        (tmp_path / f"{name}-seed0" / "quality-training.json").write_text("{}")
+    failed: list[str] = []
+    locks = {name: asyncio.Lock() for name in names}
+    lane = Lane(task, None, print)
+    asyncio.run(lane.work([(name, 0) for name in names], locks, print, lambda name, _seed, why: failed.append(f"{name}: {why}")))
+    assert len(failed) == 2 and all("quality-training.json: key is damaged" in why for why in failed)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys):
@@ -197,6 +252,10 @@ def test_recipes_are_trained_served_and_not_run_again(material, tmp_path, capsys
     assert json.loads((out / "quality.json").read_text())["runs"] == record["runs"]
     with pytest.raises(ValueError, match="plain seed 0 was trained or served with other settings"):
         main(command(material, out, *flags, "--optimizer.lr", "1e-3"))
+    other = tmp_path / "other.jsonl"
+    other.write_text(material["prompts"].read_text().replace("w5", "w6"))
+    with pytest.raises(ValueError, match="plain seed 0 was trained or served with other settings, data, prompts"):
+        main(command({**material, "prompts": other}, out, *flags))
     # as if serving had failed: the run is not in the file, its training stays
     (out / "quality.json").write_text(json.dumps(record | {"runs": record["runs"][1:]}))
     before = {path: path.stat().st_mtime_ns for path in (out / "plain-seed0" / "checkpoints").rglob("*.safetensors")}
