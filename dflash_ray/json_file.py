@@ -12,8 +12,8 @@ MOST_BYTES = 256 * 2**20
 MOST_NESTING = 100  # of brackets; writing what was read, or hashing it, recurses once per level
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in the regular file `path`. FileNotFoundError where there is none; ValueError says what is wrong, without the path."""
+def read_regular_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """All of the regular file `path`. FileNotFoundError where there is none; ValueError says what is wrong, without the path."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block for ever
     except FileNotFoundError:
@@ -25,9 +25,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
         os.close(handle)  # before it is opened as a file: that raises for a folder
         raise ValueError("is no regular file")
     with os.fdopen(handle, "rb") as file:
-        if status.st_size > MOST_BYTES:
-            raise ValueError(f"has {status.st_size:,} bytes; more than {MOST_BYTES:,} are not read as JSON")
-        data = file.read()
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"has {max(status.st_size, len(data)):,} bytes; more than {most:,} are not read")
+    return data
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in the regular file `path`. FileNotFoundError where there is none; ValueError says what is wrong, without the path."""
+    data = read_regular_file(path)
     try:
         value = json.loads(data.decode("utf-8"))
     except RecursionError:

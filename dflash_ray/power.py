@@ -6,14 +6,17 @@ Nothing here changes a setting of a device; the only way to use less power is to
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dflash_ray.json_file import read_regular_file
+
 READINGS = 5  # a decision rests on the mean of this many, all made since the last change
 MOST_PATIENCE = 600  # readings
+MOST_BYTES = 2**20  # of a file of watts
+MOST_WATTS = 1e9  # of a device
 
 
 def device_watts() -> tuple[str, float] | None:
@@ -40,11 +43,14 @@ def _device() -> tuple[str, Any]:
 
 def read_watts(path: Path) -> dict[str, float]:
     """Device -> watts of a file: lines of `DEVICE WATTS` or `WATTS` alone, or JSON (an object, or a list). A device is a GPU's number or
-    an actor's name. OSError where it cannot be read, ValueError where it says something else."""
-    text = path.read_text(encoding="utf-8")
+    an actor's name. FileNotFoundError where there is none, ValueError where it cannot be read or says something else."""
+    try:
+        text = read_regular_file(path, MOST_BYTES).decode()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = _lines(text)
     if isinstance(value, int | float):
         value = [value]
@@ -54,8 +60,8 @@ def read_watts(path: Path) -> dict[str, float]:
         raise ValueError(f"{path}: holds no watts; write one line `DEVICE WATTS` per device")
     out = {}
     for device, watts in value.items():
-        if isinstance(watts, bool) or not isinstance(watts, int | float) or not math.isfinite(watts) or watts < 0:
-            raise ValueError(f"{path}: {watts!r} of device {device} is no number of watts")
+        if isinstance(watts, bool) or not isinstance(watts, int | float) or not 0 <= watts < MOST_WATTS:
+            raise ValueError(f"{path}: {str(watts)[:40]!r} of device {str(device)[:40]} is no number of watts")
         out[str(device)] = float(watts)
     return out
 

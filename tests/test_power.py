@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from dflash_ray.config import load_config
@@ -32,6 +35,23 @@ def test_a_file_of_something_else(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="watts"):
         read_watts(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 400, '{"0": ' + "9" * 400 + "}", "1e300", "0" * 2_000_000])
+def test_a_hostile_file_of_watts_is_one_line(tmp_path, text):
+    path = tmp_path / "watts"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}: ") as refusal:
+        read_watts(path)
+    assert len(str(refusal.value)) < 300 + len(str(path))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_that_takes_the_place_of_a_file_of_watts_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "watts")
+    for path in (tmp_path / "watts", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ValueError, match="is no regular file"):
+            read_watts(path)
 
 
 class Machine:
