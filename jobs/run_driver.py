@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from actors.coordinator import CoordinatorActor
+from actors.coordinator import LOCK_PATIENCE, CoordinatorActor
 from actors.placement import actor_options, gpus_wanted, on_this_node, refuse_too_many_processes
 from actors.run_state import cause_of, first_line
 from dflash_ray.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
@@ -215,10 +215,13 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
     return summary, code
 
 
-def _clear(folder: RunFolder) -> None:
-    """Not under the feet of a run that is still at work."""
-    if not folder.lock():
-        raise ValueError(f"--fresh: another run writes to {folder.path}; stop it first")
+def _clear(folder: RunFolder, patience: float = LOCK_PATIENCE) -> None:
+    """Not under the feet of a run that is still at work; one whose driver was killed may take a moment to end."""
+    deadline = time.monotonic() + patience
+    while not folder.lock():
+        if time.monotonic() > deadline:
+            raise ValueError(f"--fresh: another run writes to {folder.path}; stop it first")
+        time.sleep(0.5)
     folder.clear()
     folder.unlock()
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -84,7 +85,10 @@ def test_one_process_at_a_time(tmp_path):
         assert other.stdout.readline().strip() == "True"
         assert not RunFolder(tmp_path).lock()
         with pytest.raises(ValueError, match="--fresh: another run writes"):
-            _clear(RunFolder(tmp_path))
+            _clear(RunFolder(tmp_path), patience=0)
+        threading.Timer(2.0, other.kill).start()
+        _clear(RunFolder(tmp_path))  # waits for one that is about to end
+        assert other.wait(timeout=30) == -signal.SIGKILL
     finally:
         other.kill()
         other.wait(timeout=30)
