@@ -24,6 +24,7 @@ from dflash_ray.tracking import Tracker
 
 # of an argument on its way to an actor that lives: its owner or the node that held it is gone
 LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError)
+ARRIVED_LIMIT = 1.0  # seconds to read what has come
 
 
 class ActorLost(Exception):
@@ -61,8 +62,7 @@ class Pulse:
 async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
     """The value of an actor call. ActorLost if `who` is dead or says nothing for `limit` seconds; its own exceptions pass through."""
     try:
-        async with asyncio.timeout(limit):
-            return await ref
+        return await _await(ref, limit)
     except ray.exceptions.RayTaskError:
         raise  # from inside the actor, which lives, even if what it tells of is another one's death
     except ray.exceptions.ObjectLostError as error:
@@ -73,6 +73,17 @@ async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
         raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
     except TimeoutError:
         raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s") from None
+
+
+async def _await(ref: ray.ObjectRef, limit: float) -> Any:
+    """`ref`'s value. TimeoutError after `limit` seconds, and a moment more: this process may itself have stood still meanwhile, and what
+    has arrived by then counts."""
+    try:
+        async with asyncio.timeout(limit):
+            return await ref
+    except TimeoutError:
+        async with asyncio.timeout(ARRIVED_LIMIT):
+            return await ref
 
 
 def first_line(error: BaseException) -> str:
