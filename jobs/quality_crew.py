@@ -7,10 +7,12 @@ hidden from them. A lane goes on after a run that failed.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +32,8 @@ PILOT_WARMUP = 20  # steps that compile kernels and fill queues
 GUESSED_OVERHEAD = 60.0  # seconds of a run outside its training, until one was seen
 LAST_LINES = 6
 TRAINED = "quality-training.json"  # in a run's folder, once its training ended well
+LIBC = ctypes.CDLL(None)
+SET_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 PATIENCE = 60.0  # seconds for a stopped job to write its checkpoint
 
 
@@ -178,7 +182,13 @@ class Lane:
         # a session of its own: Ctrl-C reaches the job once, through us
         with log.open("wb" if first else "ab") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, *flags, stdout=out, stderr=out, env=self._environment(), start_new_session=True
+                sys.executable,
+                *("-m", module, *flags),
+                stdout=out,
+                stderr=out,
+                env=self._environment(),
+                start_new_session=True,
+                preexec_fn=_stop_with_parent,
             )
             try:
                 code = await process.wait()
@@ -193,6 +203,11 @@ class Lane:
         env = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", JOB_MARK)}
         env |= {"RAY_TMPDIR": str(self._temporary), "PYTHONUNBUFFERED": "1"}
         return env if self.gpu is None else env | {"CUDA_VISIBLE_DEVICES": self.gpu}
+
+
+def _stop_with_parent() -> None:
+    """In a job before it starts: asks for SIGTERM when its parent is gone, which kill -9 leaves no time to tell."""
+    LIBC.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

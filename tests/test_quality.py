@@ -284,7 +284,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(material, tmp_path, capsy
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_stopped_it_leaves_no_process(material, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_it_leaves_no_process(material, tmp_path, how):
     out, log = tmp_path / "out", tmp_path / "log"
     flags = ["--recipe", "slow", "--seconds", "60", "--rate", "slow=50"]
     job = start_job("jobs.quality", *command(material, out, *flags), log=log)
@@ -294,8 +295,8 @@ def test_stopped_it_leaves_no_process(material, tmp_path):
         assert job.poll() is None, log.read_text()
         processes = family(job.pid)
         assert len(processes) > 4
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=PATIENCE) == 143, log.read_text()
+        job.send_signal(how)
+        assert job.wait(timeout=PATIENCE) == (143 if how == signal.SIGTERM else -how), log.read_text()
         wait_until(lambda: not alive(processes), "the processes of the job to end")
     finally:
         end(job)
