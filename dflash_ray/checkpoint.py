@@ -147,7 +147,10 @@ def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     refused: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return read_checkpoint(path), refused
+            found = read_checkpoint(path)
+            if int(path.name.partition("-")[2]) != found.step:
+                raise ValueError(f"checkpoint {path}: is that of step {found.step}; it was renamed or copied")
+            return found, refused
         except ValueError as error:
             refused.append(str(error))
     return None, refused

@@ -1,6 +1,6 @@
 """A checkpoint is whole or refused by name; whatever happens to the newest, the one before it is used."""
 
-from __future__ import annotations
+from __future__ import shutil
 
 import json
 import os
@@ -65,6 +65,13 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_
     found, refused = newest_whole(tmp_path)
     assert found.step == 2 and len(refused) == 1 and newest.name in refused[0]
     assert torch.equal(found.tensors()["model.a"], tensors(2)["model.a"])
+
+
+def test_a_copy_under_a_later_step_is_not_the_newest(tmp_path):
+    save(tmp_path, 3)
+    shutil.copytree(save(tmp_path, 2), tmp_path / "step-00000009")
+    found, refused = newest_whole(tmp_path)
+    assert found.step == 3 and len(refused) == 1 and "step-00000009: is that of step 2" in refused[0]
 
 
 def test_every_bit_of_a_checkpoint_counts(tmp_path):
