@@ -1,11 +1,12 @@
 """A checkpoint is whole or refused by name; whatever happens to the newest, the one before it is used."""
 
-from __future__ import shutil
+from __future__ import annotations
 
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
