@@ -260,7 +260,7 @@ def _watch(coordinator: Any) -> int:
             if signals.first is not None and not told:
                 told = True
                 name = signal.Signals(signals.first).name
-                progress.say(f"{name}: finishing the step, then a checkpoint")
+                progress.say(f"{name}: finishing the step, then a checkpoint; once more ends at once, without one")
                 coordinator.stop.remote(f"stopped by {name}")
             try:
                 report = ray.get(coordinator.reports.remote(shown, 0.5), timeout=SILENCE)
