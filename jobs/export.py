@@ -19,15 +19,16 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: is a file; give a folder")
-    _refuse_a_model(args.output / "config.json")
-    _refuse_other_files(args.output)
 
     from dflash_ray.draft.card import model_card
-    from dflash_ray.draft.export import CONFIG, export_drafter
+    from dflash_ray.draft.export import CARD, CONFIG, WEIGHTS, export_drafter
     from dflash_ray.draft.shape import DraftShape
     from dflash_ray.draft.trainer import serving_weights
     from dflash_ray.exports import choose_checkpoint, facts_of_run, run_config
 
+    _refuse_a_model(args.output / CONFIG)
+    if not (args.output / CONFIG).exists():
+        _refuse_other_files(args.output, {WEIGHTS, CARD})
     config = run_config(args.run)
     checkpoint = choose_checkpoint(args.run, args.checkpoint)
     shape = DraftShape(**checkpoint.meta["shape"])
@@ -45,12 +46,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _refuse_other_files(folder: Path) -> None:
-    """ValueError where the folder holds something that is no export: its files would lie among ours. An earlier export is replaced."""
-    # what an export that was killed leaves may be replaced
-    names = sorted({path.name for path in folder.iterdir()} - {"model.safetensors", "README.md"}) if folder.is_dir() else []
-    if names and not (folder / "config.json").exists():
-        raise ValueError(f"--output {folder}: holds {names[0]!r} and no drafter; give a new or an empty folder")
+def _refuse_other_files(folder: Path, ours: set[str]) -> None:
+    """ValueError where a folder without a drafter holds more than what an export that was killed leaves: its files would lie among ours."""
+    names = {path.name for path in folder.iterdir()} - ours if folder.is_dir() else set()
+    if names:
+        raise ValueError(f"--output {folder}: holds {min(names)!r} and no drafter; give a new or an empty folder")
 
 
 def _refuse_a_model(config: Path) -> None:

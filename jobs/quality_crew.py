@@ -128,7 +128,6 @@ class Lane:
             epochs = nearest_epochs(task.seconds, rate, task.steps_per_epoch[name])
             about = epochs * task.steps_per_epoch[name] / rate
             self._say(f"{self.name}{label}: training {epochs} epochs, about {about:.0f} s")
-            (folder / TRAINED).unlink(missing_ok=True)
             began = time.monotonic()
             command = await self._train(name, seed, folder, epochs, label)
             trained = {

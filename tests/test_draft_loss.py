@@ -132,6 +132,8 @@ def test_losses_at_the_real_vocabulary_match_float64(dtype):
     }
     for name, value in exact.items():
         assert ours[name] == pytest.approx(value.item(), rel=1e-3), name
+    metrics = step_metrics(ours, config, 4)
+    assert metrics["loss"] == pytest.approx(sum(metrics[name] for name in exact))
 
 
 def test_no_label_no_division():

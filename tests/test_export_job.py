@@ -82,30 +82,32 @@ def test_nothing_to_export_is_one_clear_line(tmp_path, spoil, flags, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_another_model_is_not_overwritten(tmp_path):
-    folder, *_ = run_folder(tmp_path)
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(ValueError, match="holds another model"):
-        main(["--run", str(folder), "--output", str(target)])
-    assert [path.name for path in target.iterdir()] == ["config.json"]
-    assert (target / "config.json").read_text() == '{"model_type": "qwen3"}'
-
-
-def test_a_folder_of_other_files_is_left_alone_and_half_an_export_is_replaced(tmp_path):
+@pytest.mark.parametrize(
+    "name, text, says",
+    [
+        ("config.json", '{"model_type": "qwen3"}', "holds another model"),
+        ("config.json", "{", "--output .*other: "),
+        ("notes.txt", "mine", "holds 'notes.txt' and no drafter"),
+    ],
+)
+def test_a_folder_of_something_else_is_left_alone(tmp_path, name, text, says):
     folder, *_ = run_folder(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
-    (other / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds 'notes.txt' and no drafter"):
+    (other / name).write_text(text)
+    with pytest.raises(ValueError, match=says):
         main(["--run", str(folder), "--output", str(other)])
-    assert [path.name for path in other.iterdir()] == ["notes.txt"]
+    assert {path.name: path.read_text() for path in other.iterdir()} == {name: text}
+
+
+def test_an_export_is_replaced_and_so_is_half_of_one(tmp_path):
+    folder, *_ = run_folder(tmp_path)
     half = tmp_path / "half"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"torn")
     for _ in range(2):
         assert main(["--run", str(folder), "--output", str(half)]) == 0
+        (half / "notes.txt").write_text("beside an export, which has a name of its own for each of its files")
     assert (half / "config.json").exists()
 
 

@@ -196,6 +196,7 @@ def step_metrics(sums: dict[str, float], config: LossConfig, block_size: int) ->
         "ce": share(sums["ce"], WEIGHT),
         "dpace": share(sums["dpace"], ANCHORS),
         **({"kl": share(sums["kl"], WEIGHT), "tv": share(sums["tv"], WEIGHT)} if config.needs_teacher else {}),
+        **({"dpace_kl": share(sums["dpace_kl"], ANCHORS)} if config.dpace_kl else {}),
         "accuracy": share(sums["correct"], "labels"),
         "tau": share(sums["tau"], "blocks"),
         **({"replay_tau": sums[TOKENS] / sums[PASSES]} if sums.get(PASSES) else {}),
