@@ -19,6 +19,7 @@ from dflash_ray.line import Item, Line
 from dflash_ray.metrics import Meter
 from dflash_ray.processes import host_memory
 from dflash_ray.run_folder import METRICS, RunFolder
+from dflash_ray.run_records import read_records
 from dflash_ray.setup import RunSpec
 from dflash_ray.tracking import Tracker
 
@@ -136,7 +137,7 @@ class RunState:
     def rewind_files(self, next_batch: int) -> None:
         """The folder goes back to the step that the drafter is at, and what is computed from its lines with it."""
         self.folder.rewind(self.step, next_batch)
-        self.meter.remember(self.folder.read(METRICS))
+        self.meter.remember(read_records(self.folder, METRICS, "loss", "mean_document_tokens"))
 
     def let_go(self, meta: dict[str, Any]) -> None:
         """The features told of by `meta` are no longer needed: the target may have its memory back."""

@@ -6,6 +6,7 @@ first steps (warm-up of kernels and caches) left out; the time that is left foll
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,10 @@ class Meter:
         }
 
     def smooth(self, loss: float, supervised: int) -> float:
-        """Loss averaged with weight by supervised tokens; what lies ten steps of the same size back counts about a third."""
+        """Loss averaged with weight by supervised tokens; what lies ten steps of the same size back counts about a third. A loss
+        that is no finite number, as of a step that was skipped, counts nothing; else no later value would be finite."""
+        if not math.isfinite(loss):
+            loss, supervised = 0.0, 0
         self._smooth_loss = 0.9 * self._smooth_loss + loss * supervised
         self._smooth_weight = 0.9 * self._smooth_weight + supervised
         return self._smooth_loss / self._smooth_weight if self._smooth_weight else loss

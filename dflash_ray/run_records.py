@@ -35,7 +35,7 @@ NUMBERS: Check = ("a list of numbers", lambda value: isinstance(value, list) and
 
 CHECKS: dict[str, dict[str, Check]] = {
     METRICS: {
-        **dict.fromkeys(("step", "real_tokens", "padded_tokens", "targets", "window_bytes"), COUNT),
+        **dict.fromkeys(("step", "supervised_tokens", "real_tokens", "padded_tokens", "targets", "window_bytes"), COUNT),
         **dict.fromkeys(("seconds", "time", "mean_document_tokens", "drafter_wait", "target_wait", "real_tokens_per_second"), FINITE),
         **dict.fromkeys(("loss", "loss_smooth", "tau", "accuracy"), NUMBER),
         **dict.fromkeys(("q_pre", "slot_accuracy"), NUMBERS),

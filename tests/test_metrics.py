@@ -77,6 +77,13 @@ def test_a_spike_is_told_with_the_lengths():
     assert meter.spike(9.0, 2000) is None
 
 
+def test_a_skipped_step_leaves_the_smoothed_loss_a_number():
+    meter = Meter(1000)
+    before = meter.smooth(4.0, 100)
+    assert meter.smooth(float("nan"), 50) == pytest.approx(before)
+    assert 2.0 < meter.smooth(2.0, 100) < 4.0
+
+
 def test_a_resume_goes_on_smoothing_where_it_was():
     steps = [{"loss": 9.0 - n / 7, "supervised_tokens": 100 + 13 * n, "mean_document_tokens": 50.0 + n} for n in range(60)]
     whole, resumed = Meter(1000), Meter(1000)

@@ -163,18 +163,8 @@ def _gradients(seen: HeadPass, dtype: torch.dtype, decay: Tensor, pace: Tensor, 
 
 def empty_sums(labels: Labels) -> dict[str, float]:
     """The sums of a batch that the drafter has not looked at: its counts, and 0 for everything else."""
-    zeros = [
-        "ce",
-        "dpace",
-        "kl",
-        "tv",
-        "dpace_kl",
-        "correct",
-        "tau",
-        TOKENS,
-        PASSES,
-        *(f"slot_correct.{k}" for k in range(1, labels.block_size)),
-    ]
+    slots = (f"slot_correct.{k}" for k in range(1, labels.block_size))
+    zeros = ["ce", "dpace", "kl", "tv", "dpace_kl", "correct", "tau", TOKENS, PASSES, *slots]
     return dict.fromkeys(zeros, 0.0) | labels.counts
 
 
