@@ -22,6 +22,7 @@ from dflash_ray.conversations import Conversation, parse_row
 from dflash_ray.dialogue import Dialogue, dialogue_key
 from dflash_ray.rows import Refused, decode_json, find_files, read_chunks
 from dflash_ray.target.facts import TargetFacts
+from dflash_ray.target.weights import Checkpoint
 from dflash_ray.tokenizer import ChatTokenizer
 
 _ATTEMPTS = 3
@@ -183,7 +184,7 @@ def _read(raw: Any) -> tuple[dict[str, Any], Conversation]:
 
 def _made_with(settings: GenerateSettings, tokenizer: ChatTokenizer) -> str:
     """What besides the conversation decides an answer."""
-    weights = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in settings.target.glob("*.safetensors"))
+    weights = Checkpoint(settings.target).fingerprint()
     config = (settings.target / "config.json").read_bytes()
     sampling = (settings.temperature, settings.seed if settings.temperature > 0 else None, settings.max_new_tokens)
     return hashlib.sha256(repr((weights, config, tokenizer.fingerprint(), sampling)).encode()).hexdigest()

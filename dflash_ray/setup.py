@@ -6,7 +6,8 @@ library objects from it here; so the driver, the actors and `--dry-run` cannot d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class RunSpec:
     strategy_reason: str
     run_dir: Path
     namespace: str  # of the actors' names
+    weights: str = ""  # fingerprint of the target's; empty where they are random or nobody looked
 
     @property
     def feature_bytes(self) -> int:
@@ -85,9 +87,30 @@ def resolve(config: Config, *, device: str, run_dir: Path, namespace: str = "dfl
     return RunSpec(config, device, facts, shape, strategy, reason, Path(run_dir), namespace)
 
 
+def with_weights(spec: RunSpec) -> RunSpec:
+    """With the fingerprint of the target's weights. ValueError for a target folder without whole weights."""
+    return replace(spec, weights=_weights(spec.config))
+
+
+def _weights(config: Config) -> str:
+    from dflash_ray.target.weights import Checkpoint
+
+    return "" if config.target.weights == "random" else Checkpoint(config.target.path).fingerprint()
+
+
+def _refuse_other_weights(spec: RunSpec) -> None:
+    """ValueError where the folder holds other weights on this node than where the run was started, or by now."""
+    if spec.weights and _weights(spec.config) != spec.weights:
+        raise ValueError(
+            f"target.path: {spec.config.target.path} on {socket.gethostname()} does not hold the weights that this run began with; "
+            "every node needs the same folder, and it must stay as it is while a run lasts"
+        )
+
+
 def load_run_target(spec: RunSpec) -> FrozenTarget:
     from dflash_ray.target.load import load_target
 
+    _refuse_other_weights(spec)
     target = spec.config.target
     return load_target(
         target.path,
@@ -106,6 +129,7 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     from dflash_ray.draft.trainer import DraftTrainer
     from dflash_ray.target.weights import embedding_and_head, random_embedding
 
+    _refuse_other_weights(spec)
     if spec.config.target.weights == "random":
         embed = head = random_embedding(spec.facts, spec.config.run.seed, spec.device)
         tables = f"random {spec.device} {spec.config.run.seed}"

@@ -93,7 +93,7 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
     recipes = {name: known[name] for name in names}
     configs = {name: recipe_config(args.config, recipe, flags) for name, recipe in recipes.items()}
     materials = {name: _materials(name, config) for name, config in configs.items()}
-    how = {name: {"seconds": args.seconds, "data": data} for name, (_, data) in materials.items()}
+    how = {name: {"seconds": args.seconds, **marks} for name, (_, marks) in materials.items()}
     task = Task(
         configs=args.config,
         flags=flags,
@@ -115,7 +115,7 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
             trained = read_training(path)
             if trained is not None and trained["key"] != task.training_keys[name]:
                 raise ValueError(
-                    f"--output {args.output}: {name} seed {seed} was trained with other settings, data or another --seconds; "
+                    f"--output {args.output}: {name} seed {seed} was trained with other settings, data, weights or another --seconds; "
                     "give another --json and --output"
                 )
     try:
@@ -145,21 +145,21 @@ def _digest(flag: str, path: Path) -> str:
         raise ValueError(f"{flag} {path}: cannot be read: {error.strerror}") from None
 
 
-def _materials(name: str, config: Any) -> tuple[int, str]:
-    """Optimizer steps of one epoch, from the plan that the run will make, and the fingerprint of its data; ValueError for a target or data
-    that it cannot use."""
+def _materials(name: str, config: Any) -> tuple[int, dict[str, str]]:
+    """Optimizer steps of one epoch, from the plan that the run will make, and the fingerprints of its data and its target's weights;
+    ValueError for a target or data that it cannot use."""
     from dflash_ray.batches import plan_run
-    from dflash_ray.setup import check_data, open_data, resolve
+    from dflash_ray.setup import check_data, open_data, resolve, with_weights
 
     try:
-        spec = resolve(config, device="cpu", run_dir=Path())
+        spec = with_weights(resolve(config, device="cpu", run_dir=Path()))
         check_data(spec)
     except ValueError as error:
         raise ValueError(f"recipe {name}: {error}") from None
     batching = config.batching.model_copy(update={"strategy": spec.strategy})
     data = open_data(config)
     plan = plan_run(data, batching, config.anchors.tokens_per_anchor, config.run.seed, epochs=1)
-    return plan.steps(config.train.batches_per_step), data.fingerprint
+    return plan.steps(config.train.batches_per_step), {"data": data.fingerprint, "weights": spec.weights}
 
 
 class Book:
@@ -180,8 +180,8 @@ class Book:
         for run_ in self.runs:
             if run_["recipe"] in task.keys and run_["key"] != task.keys[run_["recipe"]]:
                 raise ValueError(
-                    f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings, data, prompts "
-                    "or another --seconds; give another --json and --output"
+                    f"--json {path}: {run_['recipe']} seed {run_['seed']} was trained or served with other settings, data, prompts, "
+                    "weights or another --seconds; give another --json and --output"
                 )
             task.rates.setdefault(run_["recipe"], run_["planned_steps_per_second"])
         task.overheads += [run_["total_seconds"] - run_["training_seconds"] for run_ in self.runs]

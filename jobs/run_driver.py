@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dflash_ray.doctor.checks import gpu_uses, quick_findings, refuse_blockers
 from dflash_ray.environment import environment
 from dflash_ray.power import read_watts
 from dflash_ray.run_folder import RunFolder
-from dflash_ray.setup import RunSpec, check_data, resolve
+from dflash_ray.setup import RunSpec, check_data, resolve, with_weights
 from jobs.cli import Failed, Stopped, under_job_submit
 from jobs.progress import Progress
 
@@ -61,7 +61,7 @@ def prepare(config: Config) -> RunPlan:
     resume = _find_resume(config, folder)
     # the target, the data and the machine are looked at before Ray starts: what is wrong is answered at once
     config = _check_power(config)
-    early = resolve(config, device="cpu", run_dir=folder.path)
+    early = with_weights(resolve(config, device="cpu", run_dir=folder.path))
     check_data(early)
     for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
         print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
@@ -78,7 +78,7 @@ def prepare(config: Config) -> RunPlan:
         refuse_too_many_processes("topology", config.targets, ray.cluster_resources())
     namespace = f"dflash-ray-{config.run.name}-{secrets.token_hex(4)}"
     spec = resolve(config, device="cuda" if gpus else "cpu", run_dir=folder.path.absolute(), namespace=namespace)
-    return RunPlan(spec, folder, resume.path.absolute() if resume else None)
+    return RunPlan(replace(spec, weights=early.weights), folder, resume.path.absolute() if resume else None)
 
 
 def refuse_relative_paths(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -197,6 +198,16 @@ def test_what_was_trained_with_other_settings_is_not_overwritten(material, tmp_p
         trained(material, tmp_path / "out", monkeypatch, capsys, "--optimizer.lr", "1e-3")
     with pytest.raises(ValueError, match="plain seed 0 was trained with other settings"):
         trained(material, tmp_path / "out", monkeypatch, capsys, "--seconds", "2")
+
+
+def test_results_of_other_weights_are_refused(material, tmp_path, monkeypatch, capsys):
+    target = tmp_path / "target"
+    shutil.copytree(material["config"].parent / "target", target)
+    flags = ("--target.path", str(target))
+    trained(material, tmp_path / "out", monkeypatch, capsys, *flags)
+    save_target("qwen3", target, seed=1)
+    with pytest.raises(ValueError, match="plain seed 0 was trained with other settings, data, weights"):
+        main(command(material, tmp_path / "out", "--recipe", "plain", *flags))
 
 
 def test_how_it_is_served_does_not_change_a_training(material, tmp_path, monkeypatch, capsys):

@@ -10,9 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_ray.config import validate
+from dflash_ray.setup import load_run_target, make_trainer, resolve, with_weights
 from dflash_ray.target.facts import resolve_mask_token, shape_facts, target_facts
 from dflash_ray.target.load import load_target
-from dflash_ray.target.weights import embedding_and_head
+from dflash_ray.target.weights import Checkpoint, embedding_and_head
+from tests.tiny_runs import tiny_config
 from tests.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
 
@@ -148,6 +151,44 @@ def test_embedding_and_head_are_the_models_own(tmp_path):
     assert embedding_and_head(tmp_path / "qwen3_5")[2] == fingerprint
     save_target("qwen3_5", tmp_path / "other", seed=1)
     assert embedding_and_head(tmp_path / "other")[2] != fingerprint
+
+
+def test_a_fingerprint_tells_weights_apart_and_not_how_they_are_stored(tmp_path):
+    def fingerprint(name):
+        return Checkpoint(tmp_path / name).fingerprint()
+
+    model = save_target("qwen3_5", tmp_path / "whole")
+    own = fingerprint("whole")
+    model.save_pretrained(tmp_path / "cut", max_shard_size="60KB")
+    save_target("qwen3_5", tmp_path / "multimodal")
+    as_multimodal(tmp_path / "multimodal")
+    assert len(own) == 64 and fingerprint("cut") == fingerprint("multimodal") == own
+    seen = {own}
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.0.linear_attn.A_log", "lm_head.weight", "model.norm.weight"):
+        changed = tensors[name] * 1.01
+        save_file(tensors | {name: changed}, tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"})
+        seen.add(fingerprint("whole"))
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "whole" / "model.safetensors")
+    assert len(seen | {fingerprint("whole")}) == 6
+    (tmp_path / "whole" / "model.safetensors").write_bytes((tmp_path / "whole" / "model.safetensors").read_bytes()[:-900])
+    with pytest.raises(ValueError, match=r"target.path: .*model.safetensors|cannot be read"):
+        fingerprint("whole")
+
+
+def test_actors_refuse_a_folder_that_changed_since_the_run_began(tmp_path):
+    """On another node, or after a restart."""
+    config = validate(tiny_config(tmp_path, tmp_path / "run"))
+    spec = with_weights(resolve(config, device="cpu", run_dir=tmp_path / "run"))
+    load_run_target(spec)
+    make_trainer(spec, 10)
+    path = tmp_path / "target" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.2.mlp.up_proj.weight"] += 0.01
+    save_file(tensors, path, metadata={"format": "pt"})
+    for begin in (lambda: load_run_target(spec), lambda: make_trainer(spec, 10)):
+        with pytest.raises(ValueError, match="does not hold the weights that this run began with"):
+            begin()
 
 
 def test_weights_that_cannot_be_read_are_one_value_error(folder):

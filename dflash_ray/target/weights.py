@@ -59,6 +59,26 @@ class Checkpoint:
             raise ValueError(f"target.path: {self.path} does not tie its embeddings and holds no lm_head.weight")
         return self._read(self.head_name, device)
 
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over name, dtype, shape and first row of every tensor of the language model.
+
+        Whoever trains, merges or rounds a model changes those; where its tensors lie, and what a multimodal checkpoint holds beside them,
+        does not count. Few bytes are read, however large the model is.
+        """
+        of_tensor: dict[str, bytes] = {}
+        for file_name, names in self.files.items():
+            try:
+                with safe_open(self.path / file_name, framework="pt") as file:
+                    for name in names:
+                        if name.startswith(self.prefix) or name == self.head_name:
+                            of_tensor[name.removeprefix(self.prefix)] = _digest_row(file.get_slice(name))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"target.path: {self.path / file_name}: {str(error).splitlines()[0]}") from None
+        digest = hashlib.sha256()
+        for name in sorted(of_tensor):
+            digest.update(name.encode() + of_tensor[name])
+        return digest.hexdigest()
+
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
         if name not in self._file_of:
             raise ValueError(f"target.path: {self.path} holds no tensor {name}")
@@ -69,6 +89,15 @@ class Checkpoint:
             raise ValueError(f"target.path: {self.path / self._file_of[name]}: {str(error).splitlines()[0]}") from None
         # a view into the file starts at any byte, and the last bits of a CPU product depend on where its operands start
         return tensor.clone() if tensor.device.type == "cpu" else tensor
+
+
+def _digest_row(tensor: Any) -> bytes:
+    """Of dtype, shape and first row of a safetensors slice."""
+    shape = tensor.get_shape()
+    row = tensor[(*[slice(0, 1)] * (len(shape) - 1), slice(None))] if shape else tensor[...]
+    digest = hashlib.sha256(f"{tensor.get_dtype()} {shape}".encode())
+    digest.update(row.contiguous().view(torch.uint8).numpy())
+    return digest.digest()
 
 
 def _index(path: Path) -> dict[str, str]:
