@@ -71,8 +71,8 @@ class Echo:
 
 def _settings(tmp_path, *prompts, **more) -> GenerateSettings:
     given = {"thinking": (False,), "max_new_tokens": 50, "temperature": 0.0, "seed": 0, "group": 3}
-    (tmp_path / "target").mkdir(exist_ok=True)
-    (tmp_path / "target" / "config.json").write_text("{}")
+    if not (tmp_path / "target").exists():
+        save_target("qwen3", tmp_path / "target")
     return GenerateSettings(prompts, tmp_path / "target", tmp_path / "out.jsonl", **(given | more))
 
 
@@ -181,6 +181,11 @@ def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_pat
     report = _generate(replace(longer, max_new_tokens=49), chat, Echo(chat), facts)
     assert report["reused"] == 0 and report["written"] == 8
     assert len(_rows(tmp_path / "out.jsonl.before")) == 8  # the earlier answers are not lost
+    touched = replace(longer, max_new_tokens=49)
+    (tmp_path / "target" / "model.safetensors").touch()
+    assert _generate(touched, chat, Echo(chat), facts)["reused"] == 8
+    save_target("qwen3", tmp_path / "target", seed=1)
+    assert _generate(touched, chat, Echo(chat), facts)["reused"] == 0
 
 
 def test_rows_that_cannot_be_asked_are_counted(tmp_path, chat, facts):
