@@ -61,10 +61,11 @@ def prepare(config: Config) -> RunPlan:
     resume = _find_resume(config, folder)
     # the target, the data and the machine are looked at before Ray starts: what is wrong is answered at once
     config = _check_power(config)
-    early = with_weights(resolve(config, device="cpu", run_dir=folder.path))
+    early = resolve(config, device="cpu", run_dir=folder.path)
     check_data(early)
     for finding in refuse_blockers(quick_findings(early, gpus=bool(gpu_uses()[0]))):
         print(f"warning: {finding.check}: {finding.what}; {finding.do}", file=sys.stderr)
+    early = with_weights(early)
     connect()
     gpus = ray.cluster_resources().get("GPU", 0.0)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
