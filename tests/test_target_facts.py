@@ -165,6 +165,7 @@ def test_a_fingerprint_tells_weights_apart_and_not_how_they_are_stored(tmp_path)
     assert len(own) == 64 and fingerprint("cut") == fingerprint("multimodal") == own
     seen = {own}
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    tensors |= {"model.layers.0.one": torch.tensor(3.0), "model.layers.0.none": torch.zeros(0, 4), "model.layers.0.yes": torch.ones(3) > 0}
     for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.0.linear_attn.A_log", "lm_head.weight", "model.norm.weight"):
         changed = tensors[name] * 1.01
         save_file(tensors | {name: changed}, tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"})

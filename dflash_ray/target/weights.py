@@ -96,7 +96,7 @@ def _digest_row(tensor: Any) -> bytes:
     shape = tensor.get_shape()
     row = tensor[(*[slice(0, 1)] * (len(shape) - 1), slice(None))] if shape else tensor[...]
     digest = hashlib.sha256(f"{tensor.get_dtype()} {shape}".encode())
-    digest.update(row.contiguous().view(torch.uint8).numpy())
+    digest.update(row.reshape(-1).contiguous().view(torch.uint8).numpy())
     return digest.digest()
 
 
