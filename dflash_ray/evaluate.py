@@ -66,9 +66,10 @@ class SetResult:
 def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """The numbers of `summarise` over all prompts, and under `sets` those of each set. ValueError for what the user got wrong."""
     facts = target_facts(settings.target)
+    check_drafter(settings, facts)
     check_settings(settings, facts)
     tokenizer = ChatTokenizer(settings.target, settings.chat_template)
-    sets = _read_sets(settings, tokenizer, facts)
+    sets = read_sets(settings, tokenizer, facts)
     target, drafter = load_pair(settings, facts)
     stops = facts.eos_token_ids
     total = sum(len(one.prompts) for one in sets.values())
@@ -101,8 +102,8 @@ def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = 
     return result
 
 
-def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
-    """ValueError unless the drafter's shape fits the target and the numbers make sense."""
+def check_drafter(settings: EvaluateSettings, facts: TargetFacts) -> None:
+    """ValueError unless the drafter's shape fits the target."""
     shape = read_shape(settings.drafter)
     for name, ours, theirs in (
         ("hidden size", shape.hidden, facts.hidden_size),
@@ -111,6 +112,10 @@ def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
     ):
         if ours != theirs:
             raise ValueError(f"--drafter {settings.drafter}: made for a {name} of {ours}, the target has {theirs}; give its own target")
+
+
+def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
+    """ValueError unless the numbers make sense and the target can end an answer."""
     for flag, value in (
         ("--max-new-tokens", settings.max_new_tokens),
         ("--batch-size", settings.batch_size),
@@ -141,7 +146,8 @@ def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTar
     return target, ServedDrafter(model, target.embedding, target.head)
 
 
-def _read_sets(settings: EvaluateSettings, tokenizer: ChatTokenizer, facts: TargetFacts) -> dict[str, SetResult]:
+def read_sets(settings: EvaluateSettings, tokenizer: ChatTokenizer, facts: TargetFacts) -> dict[str, SetResult]:
+    """The prompts of every set, by its name. ValueError for a file without any."""
     sets = {}
     longest = facts.max_position_embeddings - 1
     for path in settings.prompts:

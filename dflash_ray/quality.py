@@ -55,6 +55,13 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     return out
 
 
+def refuse_chosen(flags: list[str]) -> None:
+    """ValueError for settings on the command line that the job chooses for each run itself."""
+    for name in (flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")):
+        if name in CHOSEN or name.split(".")[0] in CHOSEN:
+            raise ValueError(f"--{name}: jobs.quality chooses it; leave it out")
+
+
 def recipe_config(files: list[Path], recipe: Recipe, flags: list[str]) -> Config:
     """ValueError, with the recipe's name, for a setting that does not exist or cannot be."""
     try:
@@ -81,7 +88,7 @@ def lanes(names: list[str], seeds: list[int], count: int) -> list[list[tuple[str
 
 def nearest_epochs(seconds: float, steps_per_second: float, steps_per_epoch: int) -> int:
     """The whole number of epochs, at least 1, whose steps take closest to `seconds`."""
-    return max(1, round(seconds * steps_per_second / steps_per_epoch))
+    return max(1, round(min(seconds * steps_per_second / steps_per_epoch, 1e9)))  # the config's own limit is far below
 
 
 def rate_of(run: RunFolder, warm: int) -> float:

@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dflash_ray.config import load_config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.quality import SERVED, TOLERANCE, fingerprint, lanes, read_recipes, read_training, recipe_config, summarise
+from dflash_ray.quality import (
+    SERVED,
+    fingerprint,
+    lanes,
+    nearest_epochs,
+    read_recipes,
+    read_training,
+    recipe_config,
+    refuse_chosen,
+    summarise,
+)
 from jobs.cli import Arguments, run, write_file
 from jobs.quality_crew import TRAINED, Task, work_all
+from jobs.quality_table import show
 
 RESULTS = "quality.json"
 NUMBERS = {"training_seconds", "total_seconds", "planned_steps_per_second", "steps", "tokens", "loss", "validation_tau", "replay_tau"}
@@ -77,6 +87,7 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
     if not args.prompts.is_file():
         raise ValueError(f"--prompts {args.prompts}: no such file")
     load_config(args.config, flags)
+    refuse_chosen(flags)
     known = read_recipes(args.recipes or args.config[-1].with_name(f"{args.config[-1].stem}-recipes.yaml"))
     names = list(dict.fromkeys(args.recipe or ("plain", "best")))
     if unknown := [name for name in names if name not in known]:
@@ -93,6 +104,12 @@ def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str 
     recipes = {name: known[name] for name in names}
     configs = {name: recipe_config(args.config, recipe, flags) for name, recipe in recipes.items()}
     materials = {name: _materials(name, config) for name, config in configs.items()}
+    for name, recipe in recipes.items():
+        epochs = nearest_epochs(args.seconds, rates[name], materials[name][0]) if name in rates else 1
+        for seed in args.seeds:
+            recipe_config(args.config, recipe, [*flags, "--train.epochs", str(epochs), "--run.seed", str(seed)])
+    for target in {config.target.path for config in configs.values()}:
+        _check_serving(args, target)
     how = {name: {"seconds": args.seconds, **marks} for name, (_, marks) in materials.items()}
     task = Task(
         configs=args.config,
@@ -162,6 +179,18 @@ def _materials(name: str, config: Any) -> tuple[int, dict[str, str]]:
     return plan.steps(config.train.batches_per_step), {"data": data.fingerprint, "weights": spec.weights}
 
 
+def _check_serving(args: Any, target: Path) -> None:
+    """ValueError for what jobs.evaluate would refuse of the prompts and the numbers, once everything is trained."""
+    from dflash_ray.evaluate import EvaluateSettings, check_settings, read_sets
+    from dflash_ray.target.facts import target_facts
+    from dflash_ray.tokenizer import ChatTokenizer
+
+    numbers = {"limit": args.limit, "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens}
+    settings, facts = EvaluateSettings(Path(), target, (args.prompts,), **numbers), target_facts(target)
+    check_settings(settings, facts)
+    read_sets(settings, ChatTokenizer(target), facts)
+
+
 class Book:
     """The file of results. It may hold runs of earlier calls, of other recipes too."""
 
@@ -201,59 +230,6 @@ class Book:
     def write(self) -> None:
         record = {"seconds": self.task.seconds, "summary": summarise(self.runs), "runs": self.runs, "failed": self.failures}
         write_file("--json", self.path, json.dumps(record, indent=1))
-
-
-def show(runs: list[dict[str, Any]], console: Console) -> None:
-    """Every run, then every recipe with mean and least-most over its seeds."""
-    columns = "recipe, seed, steps, train s, all s, Mtok, loss, val tau, replay, tau, slots 1 2 ..., tok/s, plain, lossless".split(", ")
-    table = Table(*columns, box=None, pad_edge=False)
-    for run_ in runs:
-        table.add_row(
-            run_["recipe"],
-            str(run_["seed"]),
-            str(run_["steps"]),
-            f"{run_['training_seconds']:.1f}{'*' if run_['off_budget'] else ''}",
-            f"{run_['total_seconds']:.0f}",
-            f"{run_['tokens'] / 1e6:.2f}",
-            f"{run_['loss']:.3f}",
-            _number(run_["validation_tau"]),
-            _number(run_["replay_tau"]),
-            _number(run_["tau"]),
-            _slots(run_["per_slot_acceptance"]),
-            f"{run_['tokens_per_second']:.0f}",
-            f"{run_['plain_tokens_per_second']:.0f}",
-            f"{'yes' if run_['lossless'] else 'NO'}, {run_['divergences']} differ",
-        )
-    wide = Console(width=max(console.width, 160), highlight=False, markup=False)
-    wide.print(table)
-    if any(run_["off_budget"] for run_ in runs):
-        wide.print(f"* more than {100 * TOLERANCE:.0f}% off the wanted time; epochs are whole")
-    table = Table("recipe", "seeds", "train s", "val tau", "replay", "tau", "slots 1 2 ...", "tok/s", "plain", box=None, pad_edge=False)
-    for row in summarise(runs):
-        table.add_row(
-            row["recipe"],
-            str(row["seeds"]),
-            _spread(row["training_seconds"], 1),
-            _spread(row["validation_tau"], 2),
-            _spread(row["replay_tau"], 2),
-            _spread(row["tau"], 2),
-            _slots(row["per_slot_acceptance"]),
-            _spread(row["tokens_per_second"], 0),
-            _spread(row["plain_tokens_per_second"], 0),
-        )
-    wide.print(table)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _slots(shares: list[float]) -> str:
-    return " ".join(f"{share:.2f}".removeprefix("0") for share in shares[:7])
-
-
-def _spread(value: dict[str, float] | None, digits: int) -> str:
-    return "-" if value is None else f"{value['mean']:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
 
 
 if __name__ == "__main__":

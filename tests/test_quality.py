@@ -154,6 +154,14 @@ def command(material: dict[str, Path], output: Path, *more: str) -> list[str]:
         (["--rate", "best=fast"], "--rate best=fast: write RECIPE=STEPS_PER_SECOND"),
         (["--rate", "dies=3"], "--rate dies=3"),
         (["--gpus", "0,0"], "--gpus 0,0"),
+        (["--rate", "plain=1e308"], "recipe plain: train.epochs: .* less than or equal to 1000"),
+        (["--seeds", "0", "-1"], "recipe plain: run.seed: .* greater than or equal to 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens 0: must be at least 1"),
+        (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
+        (["--limit", "-1"], "--limit -1: must be at least 1"),
+        (["--run.max_steps", "3"], "--run.max_steps: jobs.quality chooses it"),
+        (["--run.seed=3"], "--run.seed: jobs.quality chooses it"),
+        (["--train.epochs", "3"], "--train.epochs: jobs.quality chooses it"),
         (["--loss.cee", "1"], "--loss.cee: no such setting"),
         (["--batching.token_budget", "20"], "recipe plain: sample .* over batching.token_budget 20"),
     ],
@@ -161,6 +169,13 @@ def command(material: dict[str, Path], output: Path, *more: str) -> list[str]:
 def test_mistakes_are_refused_before_anything_is_written(material, tmp_path, flags, says):
     with pytest.raises(ValueError, match=says):
         main(command(material, tmp_path / "out", *flags))
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_that_are_none_are_refused_before_anything_is_trained(material, tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"conversations": []}\n')
+    with pytest.raises(ValueError, match="empty.jsonl: no row is a prompt"):
+        main(command({**material, "prompts": tmp_path / "empty.jsonl"}, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
