@@ -8,8 +8,8 @@ such as `--data.path DIR` hold for every recipe."""
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
-import json
 import math
 import sys
 import time
@@ -31,7 +31,8 @@ from dflash_ray.quality import (
     refuse_chosen,
     summarise,
 )
-from jobs.cli import Arguments, run, write_file
+from dflash_ray.run_folder import RunFolder
+from jobs.cli import Arguments, run
 from jobs.quality_crew import TRAINED, Task, work_all
 from jobs.quality_table import show
 
@@ -67,8 +68,11 @@ def main(argv: list[str]) -> int:
     skipped = sum(map(len, pairs.values())) - sum(map(len, todo.values()))
     if skipped:
         console.print(f"{skipped} runs are finished already")
-    left = asyncio.run(work_all(task, todo, book.add, book.failed, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")))
-    book.write()
+    try:
+        left = asyncio.run(work_all(task, todo, book.add, book.failed, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")))
+        book.write()
+    finally:
+        book.close()
     show(book.runs, console)
     for name, seed in left:
         console.print(f"not run, --stop-after: {name} seed {seed}")
@@ -196,6 +200,7 @@ class Book:
 
     def __init__(self, path: Path, task: Task):
         self.path, self.task = path, task
+        self._hold()
         self.failures: list[dict[str, Any]] = []
         try:
             before = read_json_object(path)
@@ -215,6 +220,22 @@ class Book:
             task.rates.setdefault(run_["recipe"], run_["planned_steps_per_second"])
         task.overheads += [run_["total_seconds"] - run_["training_seconds"] for run_ in self.runs]
 
+    def _hold(self) -> None:
+        """Keeps the file for this process: two calls would each drop what the other adds."""
+        try:
+            self._lock = self.path.with_name(f".{self.path.name}.lock").open("w")
+        except OSError as error:
+            raise ValueError(f"--json {self.path}: cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"--json {self.path}: another jobs.quality writes to it; wait for it, or give another --json") from None
+        except OSError:
+            pass  # a file system without locks
+
+    def close(self) -> None:
+        self._lock.close()
+
     def finished(self) -> set[tuple[str, int]]:
         return {(run_["recipe"], run_["seed"]) for run_ in self.runs}
 
@@ -229,7 +250,10 @@ class Book:
 
     def write(self) -> None:
         record = {"seconds": self.task.seconds, "summary": summarise(self.runs), "runs": self.runs, "failed": self.failures}
-        write_file("--json", self.path, json.dumps(record, indent=1))
+        try:
+            RunFolder(self.path.parent).write_json(self.path.name, record)
+        except OSError as error:
+            raise ValueError(f"--json {self.path}: cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

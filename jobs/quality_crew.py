@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import json
 import math
 import os
 import shutil
@@ -122,7 +121,7 @@ class Lane:
         folder = task.output / label
         trained = read_training(folder / TRAINED)
         if trained is not None:
-            self._say(f"{self.name}{label}: trained by an earlier call, whose serving failed")
+            self._say(f"{self.name}{label}: trained by an earlier call, whose serving failed or was stopped")
         else:
             rate = task.rates[name]
             epochs = nearest_epochs(task.seconds, rate, task.steps_per_epoch[name])
@@ -137,7 +136,7 @@ class Lane:
                 "command": command,
                 "seconds": time.monotonic() - began,
             }
-            (folder / TRAINED).write_text(json.dumps(trained))
+            RunFolder(folder).write_json(TRAINED, trained)
         commands, times = [trained["command"]], [time.monotonic()]
         export, served = folder / "export", folder / "evaluation.json"
         commands.append(await self._stage("jobs.export", ["--run", str(folder), "--output", str(export)], label))

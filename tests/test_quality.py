@@ -188,6 +188,39 @@ def test_another_file_than_results_is_refused(material, tmp_path, text):
     assert path.read_text() == text
 
 
+def test_two_calls_do_not_write_the_same_results(material, tmp_path, monkeypatch):
+    """The second one would drop what the first adds."""
+    from jobs import quality
+
+    tried = []
+
+    async def work(task, todo, *_):
+        if not tried:
+            tried.append(True)
+            with pytest.raises(ValueError, match="quality.json: another jobs.quality writes to it"):
+                main(command(material, tmp_path / "out", "--recipe", "best"))
+        return []
+
+    monkeypatch.setattr(quality, "work_all", work)
+    for _ in range(2):  # and a call that has ended holds nothing back
+        assert main(command(material, tmp_path / "out", "--recipe", "plain")) == 0
+    assert tried
+
+
+def test_results_are_replaced_in_one_move(material, tmp_path, monkeypatch):
+    from jobs import quality
+
+    async def work(task, todo, done, failed, say):
+        failed("plain", 0, "why")
+        whole = (tmp_path / "out" / "quality.json").open()  # who reads now sees one state whatever is written meanwhile
+        failed("plain", 1, "why")
+        assert [row["seed"] for row in json.load(whole)["failed"]] == [0]
+        return []
+
+    monkeypatch.setattr(quality, "work_all", work)
+    assert main(command(material, tmp_path / "out", "--recipe", "plain")) == 1
+
+
 def trained(material: dict[str, Path], output: Path, monkeypatch, capsys, *flags: str, **fields) -> str:
     """What the job says, with a file of a finished training in place, up to where it would start jobs. `fields` are changed in it."""
     from jobs import quality
