@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +22,8 @@ from dflash_ray.run_records import read_records
 CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
 TOLERANCE = 0.05  # share of the wanted time by which a run may miss it
 CURVE_POINTS = 60
+SHOWN = ("seed", "steps", "training_seconds", "total_seconds", "planned_steps_per_second", "tokens", "loss", "tokens_per_second")
+SHOWN += ("plain_tokens_per_second", "speedup", "divergences", "prompts")  # numbers of a run that none lacks
 SERVED = ("tau", "per_slot_acceptance", "tokens_per_second", "plain_tokens_per_second", "speedup", "lossless", "divergences", "prompts")
 
 
@@ -138,6 +141,25 @@ def read_training(path: Path) -> dict[str, Any] | None:
         if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool):
             raise ValueError(f"{path}: {name} is damaged; remove the file and the run is trained again")
     return trained
+
+
+def is_result(run: Any) -> bool:
+    """Whether it has everything that is shown of a run of jobs.quality, of the right kind."""
+    if not isinstance(run, dict):
+        return False
+    slots = run.get("per_slot_acceptance")
+    return (
+        all(is_number(run.get(name)) for name in SHOWN)
+        and all(name in run and (run[name] is None or is_number(run[name])) for name in ("tau", "validation_tau", "replay_tau"))
+        and all(isinstance(run.get(name), str) for name in ("recipe", "key"))
+        and all(isinstance(run.get(name), bool) for name in ("off_budget", "lossless"))
+        and isinstance(slots, list)
+        and all(map(is_number, slots))
+    )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

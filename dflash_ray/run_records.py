@@ -41,7 +41,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         **dict.fromkeys(("q_pre", "slot_accuracy"), NUMBERS),
         "watts": ("a number or null", lambda value: value is None or _finite(value)),
     },
-    VALIDATION: {"step": COUNT, "tau": NUMBER, "loss": NUMBER, "slot_accuracy": NUMBERS},
+    VALIDATION: {"step": COUNT, "tau": NUMBER, "replay_tau": NUMBER, "loss": NUMBER, "slot_accuracy": NUMBERS},
     EVENTS: {"step": COUNT, "event": TEXT, "time": ("a time", lambda value: _finite(value) and abs(value) < LATEST)},
     TRAINED: {"batch": COUNT, "target": TEXT},
 }

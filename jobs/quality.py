@@ -21,8 +21,8 @@ from rich.console import Console
 from dflash_ray.config import load_config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.quality import (
-    SERVED,
     fingerprint,
+    is_result,
     lanes,
     nearest_epochs,
     read_recipes,
@@ -37,8 +37,6 @@ from jobs.quality_crew import TRAINED, Task, work_all
 from jobs.quality_table import show
 
 RESULTS = "quality.json"
-NUMBERS = {"training_seconds", "total_seconds", "planned_steps_per_second", "steps", "tokens", "loss", "validation_tau", "replay_tau"}
-NEEDED = NUMBERS | {"recipe", "seed", "key", "off_budget", *SERVED}  # of a run, to be shown
 
 
 def main(argv: list[str]) -> int:
@@ -209,7 +207,7 @@ class Book:
         except ValueError as error:
             raise ValueError(f"--json {path}: {error}") from None
         self.runs: list[dict[str, Any]] = before.get("runs", [])
-        if not isinstance(self.runs, list) or not all(isinstance(run_, dict) and NEEDED <= run_.keys() for run_ in self.runs):
+        if not isinstance(self.runs, list) or not all(map(is_result, self.runs)):
             raise ValueError(f"--json {path}: is no file of results of jobs.quality; give another one")
         for run_ in self.runs:
             if run_["recipe"] in task.keys and run_["key"] != task.keys[run_["recipe"]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dflash_ray.quality import Recipe, lanes, nearest_epochs, rate_of, read_recipes, recipe_config, result_of, summarise
+from dflash_ray.quality import Recipe, is_result, lanes, nearest_epochs, rate_of, read_recipes, recipe_config, result_of, summarise
 from dflash_ray.run_folder import RunFolder
 from jobs.quality import main
 from jobs.quality_crew import Lane, Task
@@ -186,6 +186,22 @@ def test_another_file_than_results_is_refused(material, tmp_path, text):
     with pytest.raises(ValueError, match="--json .*results.json"):
         main(command(material, tmp_path / "out", "--json", str(path)))
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"total_seconds": None}, {"tau": "3"}, {"per_slot_acceptance": [0.5, "x"]}, {"recipe": ["plain"]}, {"seed": None}, {"lossless": 3}],
+)
+def test_damaged_results_are_one_clear_line(material, tmp_path, damage):
+    numbers = dict.fromkeys(("training_seconds", "total_seconds", "planned_steps_per_second", "loss", "validation_tau", "replay_tau"), 1.0)
+    served = {"tau": 1.5, "per_slot_acceptance": [0.5], "tokens_per_second": 2.0, "plain_tokens_per_second": 1.0, "speedup": 2.0}
+    fine = {"recipe": "other", "seed": 0, "key": "k", "steps": 3, "tokens": 9, "off_budget": False, **numbers, **served}
+    fine |= {"lossless": True, "divergences": 0, "prompts": 2}
+    assert is_result(fine) and is_result(fine | {"tau": None, "validation_tau": None, "replay_tau": None})
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"runs": [fine | damage]}))
+    with pytest.raises(ValueError, match="results.json: is no file of results"):
+        main(command(material, tmp_path / "out", "--json", str(path), "--recipe", "plain"))
 
 
 def test_two_calls_do_not_write_the_same_results(material, tmp_path, monkeypatch):
