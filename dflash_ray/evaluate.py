@@ -148,6 +148,7 @@ def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTar
 
 def read_sets(settings: EvaluateSettings, tokenizer: ChatTokenizer, facts: TargetFacts) -> dict[str, SetResult]:
     """The prompts of every set, by its name. ValueError for a file without any."""
+    tokenizer.check_thinking(settings.thinking)
     sets = {}
     longest = facts.max_position_embeddings - 1
     for path in settings.prompts:

@@ -81,6 +81,20 @@ class ChatTokenizer:
             thinking=thinking,
         )[0]
 
+    def has_thinking_switch(self) -> bool:
+        """Whether the template writes another prompt when thinking is asked for."""
+        question = [{"role": "user", "content": "Hi"}]
+        try:
+            off, on = (self.render(question, None, generation=True, thinking=thinking) for thinking in (False, True))
+        except TEMPLATE_ERRORS:
+            return False
+        return off != on
+
+    def check_thinking(self, thinking: tuple[bool, ...]) -> None:
+        """ValueError where both ways are wanted of a template that knows one: every prompt would come twice."""
+        if len(thinking) > 1 and not self.has_thinking_switch():
+            raise ValueError(f"--thinking both: the chat template of {self.folder} has no thinking switch; use on or off")
+
     @property
     def end_of_turn(self) -> str:
         """The token that ends the assistant's turn, as text."""

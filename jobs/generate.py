@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
     find_files(list(args.prompts), "--prompts")
     tokenizer = ChatTokenizer(args.target, args.chat_template)
     tokenizer.require_template()
+    tokenizer.check_thinking(settings.thinking)
     stops = tuple(sorted({*facts.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))
 
     from jobs.generate_crew import start_crew  # Ray is loaded after everything that can be checked without it

@@ -126,6 +126,16 @@ def test_sets_thinking_and_batches_are_reported_apart(pair, tmp_path):
     assert batched["prompts"] == 12 and batched["tokens"] == alone["tokens"]
 
 
+def test_both_ways_of_a_template_that_knows_one_are_refused(pair, tmp_path):
+    prompts = write_rows(tmp_path / "p.jsonl", talk("w60"))
+    template = tmp_path / "plain.jinja"
+    template.write_text(ChatTokenizer(pair[0]).template.replace("enable_thinking", "never_given"))
+    flags = ["--max-new-tokens", "4", "--chat-template", str(template)]
+    with pytest.raises(ValueError, match="--thinking both: the chat template of .* has no thinking switch"):
+        run_job(pair, prompts, tmp_path, *flags, "--thinking", "both")
+    assert list(run_job(pair, prompts, tmp_path, *flags, "--thinking", "on")["sets"]) == ["p"]
+
+
 def test_sampling_says_so_and_is_repeatable(pair, tmp_path):
     prompts = write_rows(tmp_path / "p.jsonl", talk("w50"), talk("w52"))
     flags = ["--max-new-tokens", "16", "--temperature", "0.8"]

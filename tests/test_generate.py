@@ -397,16 +397,18 @@ def test_a_killed_actor_costs_its_call_and_nothing_else(tmp_path, folder, local_
 
 def test_mistakes_are_told_before_ray_starts(tmp_path, folder):
     prompts = _word_questions(tmp_path / "a.jsonl", 1)
+    (tmp_path / "a.jinja").write_text(ChatTokenizer(folder).template.replace("enable_thinking", "never_given"))
     for flags, message in (
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--temperature", "-1"], "--temperature -1"),
         (["--prompts", str(tmp_path / "no.jsonl")], "no.jsonl: no such file"),
         (["--generation.batchsize", "3"], "did you mean generation.batch_size"),
         (["--json", str(tmp_path / "no" / "report.json")], "its folder does not exist"),
+        (["--thinking", "both", "--chat-template", str(tmp_path / "a.jinja")], "--thinking both: .* has no thinking switch"),
     ):
         with pytest.raises(ValueError, match=message):
             job.main(["--prompts", str(prompts), "--target", str(folder), "--output", str(tmp_path / "out.jsonl"), *flags])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jinja", "a.jsonl"]
 
 
 def test_the_module_of_the_library_loads_no_ray():
