@@ -8,8 +8,12 @@ from typing import Any
 from dflash_ray.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
 from dflash_ray.config import Config, load_config
 from dflash_ray.json_file import read_json_object
+from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
+from dflash_ray.run_records import read_records
 
 BEST, LATEST = "best", "latest"
+HELD_OUT = "held-out conversations, mean over fixed blocks"
+REPLAYED = "held-out conversations, replayed block after block as in serving"
 
 
 def run_config(folder: Path) -> Config:
@@ -40,21 +44,31 @@ def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
 
 def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
     """Lines of the model card's recipe, and the acceptance lengths that are known of this checkpoint."""
-    summary = _read_json(folder / "summary.json")
+    run, summary = RunFolder(folder), _read_json(folder / "summary.json")
     trainer = checkpoint.meta["trainer"]
     facts: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
     if config.data.path is not None:
         facts["data"] = config.data.path.name
     if "topology" in summary:
         facts["topology"] = f"{summary['topology']} (targets-drafters)"
+    seen = [record for record in read_records(run, METRICS, "step") if record["step"] <= checkpoint.step]
+    tokens, supervised = (sum(record.get(key, 0) for record in seen) for key in ("real_tokens", "supervised_tokens"))
+    if tokens:
+        facts["tokens"] = f"{tokens:,} seen, {supervised:,} of them supervised"
+    facts["seed"] = config.run.seed
     if trainer.get("tables"):
         facts["embedding and head it was trained with"] = f"SHA-256 {trainer['tables']}"
-    best = _read_json(folder / "best.json")
     tau = {}
+    for record in read_records(run, VALIDATION, "step", "tau"):
+        if record["step"] == checkpoint.step:
+            tau[HELD_OUT] = record["tau"]
+            if "replay_tau" in record:
+                tau[REPLAYED] = record["replay_tau"]
+    best = _read_json(folder / "best.json")
     if best.get("checkpoint") == checkpoint.path.name:
         if type(best.get("tau")) not in (int, float):
             raise ValueError(f"{folder / 'best.json'}: tau is {str(best.get('tau'))[:60]!r}, not a number")
-        tau["held-out conversations, mean over fixed blocks"] = best["tau"]
+        tau[HELD_OUT] = best["tau"]
     return facts, tau
 
 

@@ -33,12 +33,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
     parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="what every pass proposed and what was accepted")
     parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--card", action="store_true", help="put tau of every set into the table of the drafter's README.md")
     args = vars(parser.parse_args(argv))
 
     for flag in ("json", "trace"):
         if args[flag] is not None:
             require_writable(f"--{flag}", args[flag])
 
+    card = args["drafter"] / "README.md" if args.pop("card") else None
+    if card is not None:
+        _write_card(card, {})
     threads = args.pop("threads")
     if threads is not None:
         if threads < 1:
@@ -64,8 +68,26 @@ def main(argv: list[str]) -> int:
             bar.stop()
     if out is not None:
         write_file("--json", out, json.dumps(result, indent=1))
+    if card is not None:
+        how = "greedily" if result["temperature"] == 0 else f"at temperature {result['temperature']:g}"
+        details = f"served {how}, at most {result['max_new_tokens']} tokens, {result['precision']}"
+        taus = {f"{name}, {row['prompts']} prompts {details}": row["tau"] for name, row in result["sets"].items() if row["tau"] is not None}
+        _write_card(card, taus)
     show(result)
     return 0
+
+
+def _write_card(path: Path, taus: dict[str, float]) -> None:
+    """ValueError for a card that cannot be read, has no table of tau, or cannot be written."""
+    from dflash_ray.draft.card import with_tau
+
+    try:
+        text = with_tau(path.read_text(encoding="utf-8"), taus)
+    except FileNotFoundError:
+        raise ValueError(f"--card {path}: no such file; jobs.export writes one") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--card {path}: {getattr(error, 'strerror', None) or error}") from None
+    write_file("--card", path, text.removesuffix("\n"))
 
 
 def show(result: dict) -> None:

@@ -141,7 +141,7 @@ class Lane:
         export, served = folder / "export", folder / "evaluation.json"
         commands.append(await self._stage("jobs.export", ["--run", str(folder), "--output", str(export)], label))
         times.append(time.monotonic())
-        flags = ["--drafter", str(export), "--target", str(task.targets[name]), *task.serving, "--json", str(served)]
+        flags = ["--drafter", str(export), "--target", str(task.targets[name]), *task.serving, "--json", str(served), "--card"]
         commands.append(await self._stage("jobs.evaluate", flags, label))
         times.append(time.monotonic())
         evaluation = read_json_object(served)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from dflash_ray.config import load_config
-from dflash_ray.draft.card import model_card
+from dflash_ray.draft.card import model_card, with_tau
 from dflash_ray.draft.export import export_config, export_drafter, load_drafter, read_shape
 from dflash_ray.draft.shape import FULL, SLIDING
 from tests.draft_cases import QWEN, features_for, random, small_batch, small_model, small_shape, small_trainer
@@ -323,4 +323,10 @@ def test_the_card_says_how_to_serve():
     ):
         assert part in card
     assert "/secret" not in card
-    assert "Not measured yet" in model_card(QWEN, config, "demo", {}, {})
+    empty = model_card(QWEN, config, "demo", {"steps": 300, "data": "gsm8k answers"}, {})
+    assert "Not measured yet" in empty and with_tau(empty, {"gsm8k": 3.214}) == card
+    both = with_tau(with_tau(card, {"chat | x": 1.5}), {"gsm8k": 4.0})
+    assert "| gsm8k | 4.00 |\n| chat / x | 1.50 |\n" in both and "3.21" not in both
+    assert with_tau(both, {}) == both and both.endswith(card[card.index("## Recipe") :])
+    with pytest.raises(ValueError, match="no section 'Acceptance length'"):
+        with_tau("# another card", {"gsm8k": 1.0})

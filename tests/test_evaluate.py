@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from dflash_ray.config import Config
 from dflash_ray.decode.plain import plain_greedy
-from dflash_ray.draft.export import export_drafter
+from dflash_ray.draft.card import model_card
+from dflash_ray.draft.export import export_drafter, read_shape
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.shape import DraftShape
 from dflash_ray.evaluate import undecided
@@ -124,6 +127,25 @@ def test_sets_thinking_and_batches_are_reported_apart(pair, tmp_path):
     assert batched["sets"]["second"]["skipped"] == {"no_conversation": 1}
     assert [one["tau"] for one in batched["sets"].values()] == [one["tau"] for one in alone["sets"].values()]
     assert batched["prompts"] == 12 and batched["tokens"] == alone["tokens"]
+
+
+def test_what_was_measured_goes_into_the_drafters_card(pair, tmp_path):
+    prompts = write_rows(tmp_path / "p.jsonl", talk("w60"), talk("w61"))
+    with pytest.raises(ValueError, match="--card .*README.md: no such file"):
+        run_job(pair, prompts, tmp_path, "--card")
+    drafter = tmp_path / "drafter"
+    shutil.copytree(pair[1], drafter)
+    shape = read_shape(drafter)
+    (drafter / "README.md").write_text(model_card(shape, Config(), "demo", {}, {}))
+    result = run_job((pair[0], drafter), prompts, tmp_path, "--card", "--max-new-tokens", "9")
+    card = (drafter / "README.md").read_text()
+    assert f"| p, 2 prompts served greedily, at most 9 tokens, float32 | {result['tau']:.2f} |\n\n## Recipe" in card
+    result = run_job((pair[0], drafter), prompts, tmp_path, "--card", "--max-new-tokens", "9", "--temperature", "0.5")
+    more = (drafter / "README.md").read_text()
+    assert f"| p, 2 prompts served at temperature 0.5, at most 9 tokens, float32 | {result['tau']:.2f} |" in more and len(more) > len(card)
+    (drafter / "README.md").write_text("# another")
+    with pytest.raises(ValueError, match="--card .*README.md: no section 'Acceptance length'"):
+        run_job((pair[0], drafter), prompts, tmp_path, "--card")
 
 
 def test_both_ways_of_a_template_that_knows_one_are_refused(pair, tmp_path):

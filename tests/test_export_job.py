@@ -8,6 +8,7 @@ import yaml
 
 from dflash_ray.checkpoint import save_checkpoint
 from dflash_ray.draft.export import load_drafter
+from dflash_ray.run_folder import RunFolder
 from jobs.export import main
 from tests.draft_cases import features_for, small_batch, small_trainer
 
@@ -51,6 +52,21 @@ def test_which_checkpoint_is_exported(tmp_path, capsys, best, flags, expected):
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"- steps: {expected} of 20" in card and f"SHA-256 {trainer.tables}" in card
     assert ("| 2.25 |" in card) == (best == expected)
+
+
+def test_the_card_says_what_the_run_knows_of_its_checkpoint(tmp_path):
+    folder, *_ = run_folder(tmp_path, best=3)
+    run = RunFolder(folder)
+    for step in (1, 2, 3):
+        run.append("metrics.jsonl", {"step": step, "real_tokens": 1000, "supervised_tokens": 400})
+        run.append("validation.jsonl", {"step": step, "tau": 2 + step / 10, "replay_tau": 1 + step / 10})
+    assert (
+        main(["--run", str(folder), "--output", str(tmp_path / "out"), "--checkpoint", str(folder / "checkpoints" / "step-00000002")]) == 0
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "mean over fixed blocks | 2.20 |" in card and "replayed block after block as in serving | 1.20 |" in card
+    assert "- tokens: 2,000 seen, 800 of them supervised" in card and "- seed: 0" in card
+    assert "Not measured" not in card
 
 
 def test_a_named_checkpoint_and_averaged_weights(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,11 @@ def model_card(shape: DraftShape, config: Config, name: str, facts: Mapping[str,
     target = config.target.path.name if config.target.path else "TARGET"
     recipe = {section: getattr(config, section).model_dump(mode="json", exclude_defaults=True) for section in _SECTIONS}
     recipe = {section: values for section, values in recipe.items() if values}
-    measured = ["| prompts | tau |", "| --- | --- |", *(f"| {where} | {value:.2f} |" for where, value in tau.items())]
     sliding = SLIDING in shape.layer_types
     taps = ", ".join(map(str, shape.target_layer_ids))
     mixed = sliding and len(set(shape.layer_types)) > 1
     mask = f"causal in a sliding window of {shape.sliding_window} in sliding layers, " if sliding else ""
-    return f"""---
+    card = f"""---
 library_name: dflash
 pipeline_tag: text-generation
 tags: [dflash, speculative-decoding, draft-model]
@@ -36,11 +36,8 @@ Proposes {shape.block_size - 1} tokens in one forward pass; the target checks th
 - block of {shape.block_size}: the last accepted token, then mask token {shape.mask_token_id}; slot k proposes the token k places after it
 - attention inside the block: {mask}both ways in full layers
 
-## Acceptance length
-
-Tokens gained per target pass, the bonus token included.
-
-{chr(10).join(measured) if tau else "Not measured yet: `python -m jobs.evaluate --drafter DIR --target DIR --prompts FILE.jsonl`."}
+{_TAU}
+{NOT_MEASURED}
 
 ## Recipe
 
@@ -69,7 +66,26 @@ python -m sglang.launch_server --model-path {target} \\
 dflash generate transformers --model {target} --draft DIR "How many positive divisors does 196 have?"
 ```
 """
+    return with_tau(card, tau)
 
+
+def with_tau(card: str, tau: Mapping[str, float]) -> str:
+    """The card with these acceptance lengths in its table, beside what stands there; ValueError for a card without such a section."""
+    head, found, rest = card.partition(_TAU)
+    if not found:
+        raise ValueError("no section 'Acceptance length' of an export of ours")
+    body, separator, after = rest.partition("\n## ")
+    rows = dict(_ROW.findall(body)) | {" ".join(where.replace("|", "/").split()): f"{value:.2f}" for where, value in tau.items()}
+    lines = ["| prompts | tau |", "| --- | --- |", *(f"| {where} | {value} |" for where, value in rows.items())]
+    return head + found + "\n" + ("\n".join(lines) if rows else NOT_MEASURED) + "\n" + separator + after
+
+
+_TAU = """## Acceptance length
+
+Tokens gained per target pass, the bonus token included.
+"""
+NOT_MEASURED = "Not measured yet: `python -m jobs.evaluate --drafter DIR --target DIR --prompts FILE.jsonl --card` fills this in."
+_ROW = re.compile(r"^\| (.+) \| ([0-9.]+) \|$", re.MULTILINE)
 
 # settings of a machine (paths, flow, transport) are no part of a recipe
 _SECTIONS = ("draft", "batching", "anchors", "loss", "noise", "optimizer", "schedule", "train")
