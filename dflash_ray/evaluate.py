@@ -123,6 +123,8 @@ def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
     ):
         if value < 1:
             raise ValueError(f"{flag} {value}: must be at least 1")
+    if settings.seed < 0:
+        raise ValueError(f"--seed {settings.seed}: must be at least 0")
     if not 0 <= settings.temperature < float("inf"):
         raise ValueError(f"--temperature {settings.temperature}: must be 0 (greedy) or more")
     if not facts.eos_token_ids:

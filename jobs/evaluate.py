@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--card", action="store_true", help="put tau of every set into the table of the drafter's README.md")
     args = vars(parser.parse_args(argv))
 
+    if args["trace"] is not None and args["trace"] == args["json"]:
+        raise ValueError(f"--trace {args['trace']}: is what --json names; give each a file of its own")
     for flag in ("json", "trace"):
         if args[flag] is not None:
             require_writable(f"--{flag}", args[flag])

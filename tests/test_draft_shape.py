@@ -94,6 +94,7 @@ def test_the_mask_token_is_given_or_found_and_never_a_reserved_one():
         ({"layer_types": (FULL,)}, "draft.layer_types: 1 entries for 2 layers"),
         ({"layer_types": (FULL, "linear_attention")}, "'linear_attention' is neither"),
         ({"block_size": 1}, "draft.block_size: 1"),
+        ({"block_size": 513}, "draft.block_size: 513 is more than the target's 512 positions"),
     ],
 )
 def test_a_shape_that_no_server_runs_cannot_exist(changes, says):

@@ -213,6 +213,7 @@ def test_mistakes_are_named_before_anything_runs(pair, tmp_path):
     target, drafter = map(str, pair)
     good = str(write_rows(tmp_path / "p.jsonl", talk("w50")))
     empty = str(write_rows(tmp_path / "empty.jsonl"))
+    same = str(tmp_path / "same.json")
     other = change(pair[1], "config.json", tmp_path, num_target_layers=9)
     cases = [
         ([], "--drafter"),
@@ -224,6 +225,8 @@ def test_mistakes_are_named_before_anything_runs(pair, tmp_path):
         (["--drafter", drafter, "--target", target, "--prompts", good, "--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--limit", "-1"], "--limit -1"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--temperature", "-1"], "--temperature"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--seed", "-1"], "--seed -1: must be at least 0"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--json", same, "--trace", same], "--trace .*: is what --json names"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--unknown", "1"], "--unknown"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--json", str(tmp_path / "no" / "o.json")], "--json"),
     ]

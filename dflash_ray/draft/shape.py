@@ -58,6 +58,8 @@ class DraftShape:
                 raise ValueError(f"draft: {name} is {getattr(self, name)}; it must be at least 1")
         if self.block_size < 2:
             raise ValueError(f"draft.block_size: {self.block_size} leaves no slot to predict; use at least 2")
+        if self.block_size > self.max_position_embeddings:
+            raise ValueError(f"draft.block_size: {self.block_size} is more than the target's {self.max_position_embeddings} positions")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"draft.num_key_value_heads: {self.kv_heads} does not divide num_attention_heads {self.heads}; "
