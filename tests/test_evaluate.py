@@ -226,7 +226,7 @@ def test_mistakes_are_named_before_anything_runs(pair, tmp_path):
         (["--drafter", drafter, "--target", target, "--prompts", good, "--limit", "-1"], "--limit -1"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--temperature", "-1"], "--temperature"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--seed", "-1"], "--seed -1: must be at least 0"),
-        (["--drafter", drafter, "--target", target, "--prompts", good, "--json", same, "--trace", same], "--trace .*: is what --json names"),
+        (["--drafter", drafter, "--target", target, "--prompts", good, "--json", same, "--trace", same], "--trace .*: is what --json"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--unknown", "1"], "--unknown"),
         (["--drafter", drafter, "--target", target, "--prompts", good, "--json", str(tmp_path / "no" / "o.json")], "--json"),
     ]
