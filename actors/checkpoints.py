@@ -19,6 +19,7 @@ class Checkpoints:
     def __init__(self, run: RunState, drafter: DrafterLife, identity: dict[str, Any]):
         self.run, self.drafter, self.identity = run, drafter, identity
         self.best_tau: float | None = None
+        self.best_by = "tau"  # or replay_tau, which is what serving gains, where validation tells it
         self.best_name: str | None = None
         self.last = run.now()
         self.step: int | None = None  # of the last one taken
@@ -28,7 +29,7 @@ class Checkpoints:
 
     def adopt(self, meta: dict[str, Any]) -> None:
         """The run is back at the checkpoint that `meta` tells of."""
-        self.best_tau, self.best_name = meta["best_tau"], meta["best_name"]
+        self.best_tau, self.best_by, self.best_name = meta["best_tau"], meta.get("best_by", "tau"), meta["best_name"]
         self.step = self.written_step = meta["step"]
         self.not_written = ""
 
@@ -48,11 +49,12 @@ class Checkpoints:
             return
         await self._take(reason)
 
-    async def validated(self, step: int, tau: float) -> None:
-        """Validation after `step` steps gave `tau`: the best one so far gets a checkpoint."""
-        if self.best_tau is None or tau > self.best_tau:
-            self.best_tau, self.best_name = tau, f"step-{step:08d}"
-            await self._take("best validation tau so far")
+    async def validated(self, step: int, metrics: dict[str, Any]) -> None:
+        """Validation after `step` steps gave `metrics`: the best one so far gets a checkpoint."""
+        by = "replay_tau" if "replay_tau" in metrics else "tau"
+        if self.best_tau is None or by != self.best_by or metrics[by] > self.best_tau:
+            self.best_tau, self.best_by, self.best_name = metrics[by], by, f"step-{step:08d}"
+            await self._take(f"best validation {by} so far")
 
     async def _take(self, reason: str) -> None:
         """Takes the snapshot now, between two steps, and lets it be written while training goes on."""
@@ -65,6 +67,7 @@ class Checkpoints:
             "next_batch": next_batch,
             "set_aside": list(run.aside.values()),
             "best_tau": self.best_tau,
+            "best_by": self.best_by,
             "best_name": self.best_name,
             **self.identity,
         }
@@ -90,7 +93,7 @@ class Checkpoints:
         await asyncio.to_thread(prune, run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
         if self.best_name == Path(path).name:
             try:
-                run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau})
+                run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau, "by": self.best_by})
             except OSError as error:
                 run.event("best_not_written", f"{self.best_name}: {error.strerror}")
         return None

@@ -76,7 +76,7 @@ class Consumer:
                 break
             except ActorLost as again:
                 error = again
-        seed = {"step": 0, "next_batch": 0, "set_aside": [], "best_tau": None, "best_name": None}
+        seed = {"step": 0, "next_batch": 0, "set_aside": [], "best_tau": None, "best_by": "tau", "best_name": None}
         next_batch = self._adopt(meta or seed)
         self.steps.forget()
         self.validation, self.staged = [], {}
@@ -283,4 +283,4 @@ class Consumer:
             return
         metrics = await self.drafter.call(self.drafter.handle.combine.remote(sums), "validation metrics")
         self.steps.validated(step, metrics)
-        await self.checkpoints.validated(step, metrics["tau"])
+        await self.checkpoints.validated(step, metrics)

@@ -78,6 +78,7 @@ class Overview:
             "tokens_per_joule": run.meter.tokens_per_joule(run.now()),
             "best_checkpoint": checkpoints.best_name,
             "best_validation_tau": checkpoints.best_tau,
+            "best_by": checkpoints.best_by,
             "set_aside": list(run.aside.values()),
             "restarts": sum(t["restarts"] for t in self.pool.table()) + self.consumer.drafter.budget.total + self.fetcher.budget.total,
         }

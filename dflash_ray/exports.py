@@ -68,7 +68,7 @@ def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[
     if best.get("checkpoint") == checkpoint.path.name:
         if type(best.get("tau")) not in (int, float):
             raise ValueError(f"{folder / 'best.json'}: tau is {str(best.get('tau'))[:60]!r}, not a number")
-        tau[HELD_OUT] = best["tau"]
+        tau.setdefault(REPLAYED if best.get("by") == "replay_tau" else HELD_OUT, best["tau"])
     return facts, tau
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from dflash_ray.checkpoint import list_checkpoints, read_checkpoint
 from dflash_ray.config import validate
 from dflash_ray.dataset_writer import DatasetWriter
+from dflash_ray.exports import HELD_OUT, REPLAYED, choose_checkpoint, facts_of_run, run_config
 from dflash_ray.run_folder import RunFolder
 from tests.tiny_runs import MASK_TOKEN, tiny_config
 from tests.tiny_targets import VOCAB
@@ -98,6 +99,18 @@ def test_validation_does_not_change_training(undisturbed, material, tmp_path):
     folder, _, _ = train(material, tmp_path / "run", **THIRTY, validation={"batches": 0})
     assert losses(folder) == losses(undisturbed)
     assert not folder.read("validation.jsonl")
+
+
+def test_the_best_checkpoint_is_the_one_that_would_serve_best(material, tmp_path):
+    checks = {"every_steps": 5, "batches": 2, "tokens_per_anchor": 1}
+    folder, summary, code = train(material, tmp_path / "run", **{**THIRTY, "run": {"max_steps": 15}}, validation=checks)
+    assert code == 0
+    best = max(folder.read("validation.jsonl"), key=lambda record: record["replay_tau"])
+    name = f"step-{best['step']:08d}"
+    assert json.loads((folder.path / "best.json").read_text()) == {"checkpoint": name, "tau": best["replay_tau"], "by": "replay_tau"}
+    assert (summary["best_checkpoint"], summary["best_validation_tau"]) == (name, best["replay_tau"]) and best["replay_tau"] != best["tau"]
+    facts, told = facts_of_run(folder.path, run_config(folder.path), choose_checkpoint(folder.path))
+    assert told == {HELD_OUT: best["tau"], REPLAYED: best["replay_tau"]} and facts["steps"].startswith(f"{best['step']} of")
 
 
 def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
