@@ -22,11 +22,12 @@ from dflash_ray.decode.drafter import ServedDrafter
 from dflash_ray.decode.plain import generate_batch
 from dflash_ray.decode.speculative import Answer, per_slot_acceptance, served_tau, speculative
 from dflash_ray.decode.state import TargetState
-from dflash_ray.draft.export import load_drafter, read_shape
+from dflash_ray.draft.export import load_drafter, read_shape, trained_for
 from dflash_ray.prompts import Prompt, read_prompts
 from dflash_ray.target.facts import TargetFacts, target_facts
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
+from dflash_ray.target.weights import Checkpoint
 from dflash_ray.tokenizer import ChatTokenizer
 
 # four steps of bf16 (8 bits of mantissa) relative to the larger logit
@@ -96,6 +97,7 @@ def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = 
         "max_new_tokens": settings.max_new_tokens,
         "temperature": settings.temperature,
         "batch_size": settings.batch_size,
+        "other_target": other_target(settings),
     }
     if settings.trace is not None:
         _write_trace(settings.trace, sets, tokenizer)
@@ -129,6 +131,12 @@ def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
         raise ValueError(f"--temperature {settings.temperature}: must be 0 (greedy) or more")
     if not facts.eos_token_ids:
         raise ValueError(f"--target {settings.target}: config.json and generation_config.json name no eos_token_id; answers would not end")
+
+
+def other_target(settings: EvaluateSettings) -> bool | None:
+    """Whether the drafter was trained for other weights than the target's; None where its folder does not tell."""
+    theirs = trained_for(settings.drafter)
+    return None if theirs is None else theirs != Checkpoint(settings.target).fingerprint()
 
 
 def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTarget, ServedDrafter]:

@@ -5,6 +5,7 @@ Every prompt is answered by plain decoding and by speculative decoding on the sa
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -76,6 +77,9 @@ def main(argv: list[str]) -> int:
         taus = {f"{name}, {row['prompts']} prompts {details}": row["tau"] for name, row in result["sets"].items() if row["tau"] is not None}
         _write_card(card, taus)
     show(result)
+    if result["other_target"]:
+        what = f"--drafter {args['drafter']}: was trained for other weights than those of --target {args['target']}"
+        print(f"warning: {what}; its tau may be lower than with its own", file=sys.stderr)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Turn a checkpoint of a run into a drafter that servers load: `python -m jobs.export --run DIR --output DIR [--checkpoint WHICH]`.
 
-WHICH is best (highest validation tau), latest, or a checkpoint folder; by default best where a validation was run, else latest. Averaged
-weights are exported where `train.ema` was set. The files are read back and compared before the job says that it is done."""
+WHICH is best (of the validations, by replay_tau or else tau), latest, or a checkpoint folder; by default best where a validation was run,
+else latest. Averaged weights are exported where `train.ema` was set. The files are read back and compared before the job says that it is
+done."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
     card, weights = model_card(shape, config, config.run.name, facts, tau), serving_weights(checkpoint.tensors())
     try:
         (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
-        difference = export_drafter(weights, shape, args.output, card)
+        difference = export_drafter(weights, shape, args.output, card, checkpoint.meta.get("weights", ""))
     except OSError as error:
         raise ValueError(f"--output {args.output}: cannot be written: {error.strerror or error}") from None
     print(

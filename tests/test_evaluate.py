@@ -13,13 +13,14 @@ import torch
 from dflash_ray.config import Config
 from dflash_ray.decode.plain import plain_greedy
 from dflash_ray.draft.card import model_card
-from dflash_ray.draft.export import export_drafter, read_shape
+from dflash_ray.draft.export import export_drafter, read_shape, read_tensors
 from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.shape import DraftShape
 from dflash_ray.evaluate import undecided
 from dflash_ray.linear import FrozenLinear
 from dflash_ray.prompts import read_prompts
 from dflash_ray.target.load import load_target
+from dflash_ray.target.weights import Checkpoint
 from dflash_ray.tokenizer import ChatTokenizer
 from jobs.evaluate import main
 from tests.tiny_targets import VOCAB, save_target, save_tokenizer
@@ -54,7 +55,7 @@ def pair(tmp_path_factory):
     )
     model = DraftModel(shape)
     initialise(model, 0, std=0.3)
-    export_drafter(model.state_dict(), shape, drafter)
+    export_drafter(model.state_dict(), shape, drafter, target=Checkpoint(target).fingerprint())
     return target, drafter
 
 
@@ -93,6 +94,22 @@ def test_numbers_are_those_of_the_answers(pair, tmp_path):
     assert result["per_slot_acceptance"] == [sum(a >= k for a in agreed) / len(agreed) for k in range(1, BLOCK)]
     assert result["speedup"] == pytest.approx(result["tokens_per_second"] / result["plain_tokens_per_second"])
     assert result["sets"]["p"]["tau"] == result["tau"]
+
+
+def test_a_drafter_of_another_target_serves_with_a_warning(pair, tmp_path, capsys):
+    prompts = write_rows(tmp_path / "p.jsonl", talk("w10", "w9"))
+    assert run_job(pair, prompts, tmp_path, "--max-new-tokens", "4")["other_target"] is False
+    assert "warning" not in capsys.readouterr().err
+    other = tmp_path / "other"
+    save_target("qwen3_5", other, seed=1, layers=4, varied=True)
+    save_tokenizer(other)
+    result = run_job((other, pair[1]), prompts, tmp_path, "--max-new-tokens", "4")
+    assert result["other_target"] is True and result["lossless"]
+    assert f"was trained for other weights than those of --target {other}" in capsys.readouterr().err
+    silent = tmp_path / "silent"
+    shape = read_shape(pair[1])
+    export_drafter(read_tensors(pair[1], shape), shape, silent)
+    assert run_job((other, silent), prompts, tmp_path, "--max-new-tokens", "4")["other_target"] is None
 
 
 def test_prompts_are_what_a_server_would_feed(pair, tmp_path):

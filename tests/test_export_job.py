@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from dflash_ray.checkpoint import save_checkpoint
-from dflash_ray.draft.export import load_drafter
+from dflash_ray.draft.export import load_drafter, trained_for
 from dflash_ray.run_folder import RunFolder
 from jobs.export import main
 from tests.draft_cases import features_for, small_batch, small_trainer
@@ -24,7 +24,7 @@ def run_folder(tmp_path, *, best=None, ema=None, steps=3):
         trainer.micro_step(batch, features_for(batch, trainer.shape))
         trainer.optimizer_step(step)
         tensors, meta = trainer.state_dict()
-        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict()}
+        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict(), "weights": "5eed"}
         save_checkpoint(folder / "checkpoints", {name: tensor.clone() for name, tensor in tensors.items()}, meta)
         weights[step + 1] = {name: tensor.clone() for name, tensor in trainer.serving_model.state_dict().items()}
     if best:
@@ -49,6 +49,7 @@ def test_which_checkpoint_is_exported(tmp_path, capsys, best, flags, expected):
     assert main(["--run", str(folder), "--output", str(tmp_path / "out"), *flags]) == 0
     assert same(loaded(tmp_path / "out", trainer), weights[expected])
     assert f"step-{expected:08d}" in capsys.readouterr().out
+    assert trained_for(tmp_path / "out") == "5eed"
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"- steps: {expected} of 20" in card and f"SHA-256 {trainer.tables}" in card
     assert ("| 2.25 |" in card) == (best == expected)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from dflash_ray.draft.shape import SLIDING, DraftShape
 from dflash_ray.json_file import read_json_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_TARGET = "target_weights"  # in the metadata of WEIGHTS, which no server reads
 
 
 def export_config(shape: DraftShape) -> dict[str, Any]:
@@ -197,6 +198,18 @@ def read_tensors(folder: Path, shape: DraftShape) -> dict[str, Tensor]:
     return tensors
 
 
+def trained_for(folder: Path) -> str | None:
+    """Fingerprint of the target that the drafter was trained for, where the folder tells it. ValueError for weights that cannot be read."""
+    path = folder / WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get(_TARGET)
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: no {WEIGHTS}; this is not an exported drafter") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
 def check_tensors(tensors: Mapping[str, Tensor], shape: DraftShape, where: str) -> None:
     expected = shape.tensor_shapes()
     problems = [f"{name} is missing" for name in expected if name not in tensors]
@@ -227,8 +240,8 @@ def load_drafter(folder: Path | str, embed: Tensor, head: Tensor) -> tuple[Draft
     return model.eval().requires_grad_(False), shape
 
 
-def export_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path | str, card: str = "") -> float:
-    """Writes weights of any float dtype by the export contract and reads them back.
+def export_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path | str, card: str = "", target: str = "") -> float:
+    """Writes weights of any float dtype by the export contract and reads them back. `target`: fingerprint of the target's weights.
 
     Returns the largest difference between the outputs of the given weights and of what was read back, relative to the largest output:
     the rounding to bf16, about 1e-2. What was read back must equal the rounded weights bit by bit.
@@ -237,7 +250,7 @@ def export_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Pat
     check_tensors(weights, shape, "export")
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | ({_TARGET: target} if target else {}))
     (folder / CONFIG).write_text(json.dumps(export_config(shape), indent=2) + "\n", encoding="utf-8")
     if card:
         (folder / CARD).write_text(card, encoding="utf-8")
