@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
 
     card = args["drafter"] / "README.md" if args.pop("card") else None
     if card is not None:
-        _write_card(card, {})
+        _card_with(card, {})
+        require_writable("--card", card)
     threads = args.pop("threads")
     if threads is not None:
         if threads < 1:
@@ -69,31 +70,30 @@ def main(argv: list[str]) -> int:
     finally:
         if bar.live.is_started:  # stopping one that never started prints an empty line
             bar.stop()
+    show(result)
+    if result["other_target"]:
+        what = f"--drafter {args['drafter']}: was trained for other weights than those of --target {args['target']}"
+        print(f"warning: {what}; its tau may be lower than with its own", file=sys.stderr)
     if out is not None:
         write_file("--json", out, json.dumps(result, indent=1))
     if card is not None:
         how = "greedily" if result["temperature"] == 0 else f"at temperature {result['temperature']:g}"
         details = f"served {how}, at most {result['max_new_tokens']} tokens, {result['precision']}"
         taus = {f"{name}, {row['prompts']} prompts {details}": row["tau"] for name, row in result["sets"].items() if row["tau"] is not None}
-        _write_card(card, taus)
-    show(result)
-    if result["other_target"]:
-        what = f"--drafter {args['drafter']}: was trained for other weights than those of --target {args['target']}"
-        print(f"warning: {what}; its tau may be lower than with its own", file=sys.stderr)
+        write_file("--card", card, _card_with(card, taus).removesuffix("\n"))
     return 0
 
 
-def _write_card(path: Path, taus: dict[str, float]) -> None:
-    """ValueError for a card that cannot be read, has no table of tau, or cannot be written."""
+def _card_with(path: Path, taus: dict[str, float]) -> str:
+    """The card at `path` with these in its table of tau. ValueError for one that cannot be read or has no section for it."""
     from dflash_ray.draft.card import with_tau
 
     try:
-        text = with_tau(path.read_text(encoding="utf-8"), taus)
+        return with_tau(path.read_text(encoding="utf-8"), taus)
     except FileNotFoundError:
         raise ValueError(f"--card {path}: no such file; jobs.export writes one") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"--card {path}: {getattr(error, 'strerror', None) or error}") from None
-    write_file("--card", path, text.removesuffix("\n"))
 
 
 def show(result: dict) -> None:

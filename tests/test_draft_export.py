@@ -330,3 +330,17 @@ def test_the_card_says_how_to_serve():
     assert with_tau(both, {}) == both and both.endswith(card[card.index("## Recipe") :])
     with pytest.raises(ValueError, match="no section 'Acceptance length'"):
         with_tau("# another card", {"gsm8k": 1.0})
+
+
+def test_what_a_hand_wrote_into_the_card_stays():
+    card = model_card(QWEN, load_config(overrides={}), "demo", {}, {"gsm8k": 3.214})
+    own = card.replace("Tokens gained", "In *our* words: tokens gained").replace(
+        "| gsm8k | 3.21 |\n", "| gsm8k | 3.21 |\n| chat | about 2 |\n\nMeasured on a laptop.\n\n| gpu | tau |\n| --- | --- |\n| a | 1 |\n"
+    )
+    assert with_tau(own, {}) == own
+    more = with_tau(own, {"gsm8k": 3.5, "code": 2.0})
+    assert more == own.replace("| gsm8k | 3.21 |", "| gsm8k | 3.50 |").replace("about 2 |\n", "about 2 |\n| code | 2.00 |\n")
+    bare = card.replace("| prompts | tau |\n| --- | --- |\n| gsm8k | 3.21 |\n", "To do.\n")
+    assert with_tau(bare, {"gsm8k": 3.214}) == card.replace("| prompts |", "To do.\n\n| prompts |")
+    last = card[: card.index("\n## Recipe")]
+    assert with_tau(last, {"code": 2.0}) == last + "| code | 2.00 |\n"

@@ -160,6 +160,10 @@ def test_what_was_measured_goes_into_the_drafters_card(pair, tmp_path):
     result = run_job((pair[0], drafter), prompts, tmp_path, "--card", "--max-new-tokens", "9", "--temperature", "0.5")
     more = (drafter / "README.md").read_text()
     assert f"| p, 2 prompts served at temperature 0.5, at most 9 tokens, float32 | {result['tau']:.2f} |" in more and len(more) > len(card)
+    before = (drafter / "README.md").stat().st_mtime_ns
+    with pytest.raises(ValueError, match="--temperature -1"):
+        run_job((pair[0], drafter), prompts, tmp_path, "--card", "--temperature", "-1")
+    assert (drafter / "README.md").stat().st_mtime_ns == before  # what is refused writes nothing
     (drafter / "README.md").write_text("# another")
     with pytest.raises(ValueError, match="--card .*README.md: no section 'Acceptance length'"):
         run_job((pair[0], drafter), prompts, tmp_path, "--card")

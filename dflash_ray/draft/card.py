@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -36,8 +36,10 @@ Proposes {shape.block_size - 1} tokens in one forward pass; the target checks th
 - block of {shape.block_size}: the last accepted token, then mask token {shape.mask_token_id}; slot k proposes the token k places after it
 - attention inside the block: {mask}both ways in full layers
 
-{_TAU}
-{NOT_MEASURED}
+{_SECTION}
+Tokens gained per target pass, the bonus token included.
+
+{_NOT_MEASURED}`python -m jobs.evaluate --drafter DIR --target DIR --prompts FILE.jsonl --card` fills this in.
 
 ## Recipe
 
@@ -70,22 +72,29 @@ dflash generate transformers --model {target} --draft DIR "How many positive div
 
 
 def with_tau(card: str, tau: Mapping[str, float]) -> str:
-    """The card with these acceptance lengths in its table, beside what stands there; ValueError for a card without such a section."""
-    head, found, rest = card.partition(_TAU)
+    """The card with these acceptance lengths in the table of that section; all else in it stays. ValueError for a card without the section."""
+    head, found, rest = card.partition(_SECTION)
     if not found:
-        raise ValueError("no section 'Acceptance length' of an export of ours")
+        raise ValueError("no section 'Acceptance length'")
+    if not tau:
+        return card
     body, separator, after = rest.partition("\n## ")
-    rows = dict(_ROW.findall(body)) | {" ".join(where.replace("|", "/").split()): f"{value:.2f}" for where, value in tau.items()}
-    lines = ["| prompts | tau |", "| --- | --- |", *(f"| {where} | {value} |" for where, value in rows.items())]
-    return head + found + "\n" + ("\n".join(lines) if rows else NOT_MEASURED) + "\n" + separator + after
+    text, _, below = body.partition(_TABLE)
+    if _TABLE not in body:
+        text = "\n".join(line for line in text.split("\n") if not line.startswith(_NOT_MEASURED)).rstrip("\n") + "\n\n"
+    lines = below.split("\n")
+    rows = list(takewhile(lambda line: line.startswith("|"), lines))
+    lines = lines[len(rows) :] or [""]
+    for where, value in tau.items():
+        start = f"| {' '.join(where.replace('|', '/').split())} | "
+        place = next((i for i, row in enumerate(rows) if row.startswith(start)), len(rows))
+        rows[place : place + 1] = [f"{start}{value:.2f} |"]
+    return head + found + text + _TABLE + "\n".join([*rows, *lines]) + separator + after
 
 
-_TAU = """## Acceptance length
-
-Tokens gained per target pass, the bonus token included.
-"""
-NOT_MEASURED = "Not measured yet: `python -m jobs.evaluate --drafter DIR --target DIR --prompts FILE.jsonl --card` fills this in."
-_ROW = re.compile(r"^\| (.+) \| ([0-9.]+) \|$", re.MULTILINE)
+_SECTION = "## Acceptance length\n"
+_TABLE = "| prompts | tau |\n| --- | --- |\n"
+_NOT_MEASURED = "Not measured yet: "
 
 # settings of a machine (paths, flow, transport) are no part of a recipe
 _SECTIONS = ("draft", "batching", "anchors", "loss", "noise", "optimizer", "schedule", "train")
