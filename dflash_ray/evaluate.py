@@ -71,6 +71,7 @@ def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = 
     check_settings(settings, facts)
     tokenizer = ChatTokenizer(settings.target, settings.chat_template)
     sets = read_sets(settings, tokenizer, facts)
+    other = other_target(settings)
     target, drafter = load_pair(settings, facts)
     stops = facts.eos_token_ids
     total = sum(len(one.prompts) for one in sets.values())
@@ -97,7 +98,7 @@ def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = 
         "max_new_tokens": settings.max_new_tokens,
         "temperature": settings.temperature,
         "batch_size": settings.batch_size,
-        "other_target": other_target(settings),
+        "other_target": other,
     }
     if settings.trace is not None:
         _write_trace(settings.trace, sets, tokenizer)
