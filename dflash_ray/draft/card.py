@@ -72,7 +72,7 @@ dflash generate transformers --model {target} --draft DIR "How many positive div
 
 
 def with_tau(card: str, tau: Mapping[str, float]) -> str:
-    """The card with these acceptance lengths in the table of that section; all else in it stays. ValueError for a card without the section."""
+    """The card with these acceptance lengths in its table, all else as it is; ValueError for a card without that section."""
     head, found, rest = card.partition(_SECTION)
     if not found:
         raise ValueError("no section 'Acceptance length'")

@@ -8,7 +8,8 @@ The config is an allow-list: no field of the target's own config passes through.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -187,23 +188,24 @@ _KINDS = {
 
 def read_tensors(folder: Path, shape: DraftShape) -> dict[str, Tensor]:
     """The weights of an exported folder; ValueError names every tensor that is missing, unknown or of another shape."""
-    path = folder / WEIGHTS
-    try:
+    with _weights_of(folder) as path:
         tensors = load_file(path)
-    except FileNotFoundError:
-        raise ValueError(f"{folder}: no {WEIGHTS}; this is not an exported drafter") from None
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
     check_tensors(tensors, shape, str(path))
     return tensors
 
 
 def trained_for(folder: Path) -> str | None:
     """Fingerprint of the target that the drafter was trained for, where the folder tells it. ValueError for weights that cannot be read."""
+    with _weights_of(folder) as path, safe_open(path, framework="pt") as file:
+        return (file.metadata() or {}).get(_TARGET)
+
+
+@contextmanager
+def _weights_of(folder: Path) -> Iterator[Path]:
+    """The file to read inside; ValueError where that does not work."""
     path = folder / WEIGHTS
     try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get(_TARGET)
+        yield path
     except FileNotFoundError:
         raise ValueError(f"{folder}: no {WEIGHTS}; this is not an exported drafter") from None
     except (OSError, SafetensorError) as error:
