@@ -100,8 +100,8 @@ class CoordinatorActor:
             slow_factor=config.flow.slow_factor,
             fetch_group=self.fetcher.group,
         )
-        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "batches_per_step": line.batches_per_step, "seed": config.run.seed}
-        identity["weights"] = spec.weights
+        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "weights": spec.weights}
+        identity |= {"batches_per_step": line.batches_per_step, "seed": config.run.seed}
         if self.resume is not None:
             check_identity(spec, read_checkpoint(self.resume), identity, line.steps)
         folder, told = RunFolder(spec.run_dir), self._later

@@ -16,8 +16,12 @@ def check_identity(spec: RunSpec, checkpoint: Checkpoint, mine: dict[str, Any], 
     if "trainer" not in checkpoint.meta:
         raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
     check_same_training(checkpoint.meta["trainer"], spec.shape, spec.config.optimizer.name, total_steps)
-    keys = {"plan": "data, batching, anchors, train.epochs", "dataset": "data.path", "batches_per_step": "train.batches_per_step"}
-    keys["weights"] = "target.path"
+    keys = {
+        "plan": "data, batching, anchors, train.epochs",
+        "dataset": "data.path",
+        "batches_per_step": "train.batches_per_step",
+        "weights": "weights in target.path",
+    }
     for name, value in checkpoint.meta.items():
         if name in mine and mine[name] != value:
             raise ValueError(

@@ -154,7 +154,7 @@ def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
         train(material, tmp_path / "elsewhere", run={"resume": str(next(run.glob("checkpoints/step-*")))}, train={"epochs": 2})
     assert not (tmp_path / "elsewhere").exists()
     assert {path: path.read_bytes() for path in before} == before
-    with pytest.raises(ValueError, match="the checkpoint's weights is .* continue with the same target.path"):
+    with pytest.raises(ValueError, match="the checkpoint's weights is .* continue with the same weights in target.path"):
         train(material, run, run={"resume": "auto"}, train={"epochs": 1}, target={"path": str(other)})
     assert {path: path.read_bytes() for path in before} == before
 
