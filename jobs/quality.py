@@ -13,6 +13,8 @@ import hashlib
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +62,44 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     task, pairs = _prepare(args, flags, began)
     out = args.json or args.output / RESULTS
-    book = Book(out, task)
+    with _hold("--output", args.output, args.output / ".lock"), _hold("--json", out, out.with_name(f".{out.name}.lock")):
+        return _work(Book(out, task), pairs)
+
+
+def _work(book: Book, pairs: dict[str | None, list[tuple[str, int]]]) -> int:
+    """Runs what the book lacks of `pairs`, and shows all. Returns the exit code."""
     todo = {gpu: [pair for pair in lane if pair not in book.finished()] for gpu, lane in pairs.items()}
     console = Console(highlight=False, markup=False, soft_wrap=True)
     skipped = sum(map(len, pairs.values())) - sum(map(len, todo.values()))
     if skipped:
         console.print(f"{skipped} runs are finished already")
-    try:
-        left = asyncio.run(work_all(task, todo, book.add, book.failed, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")))
-        book.write()
-    finally:
-        book.close()
+    left = asyncio.run(work_all(book.task, todo, book.add, book.failed, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")))
+    book.write()
     show(book.runs, console)
     for name, seed in left:
         console.print(f"not run, --stop-after: {name} seed {seed}")
     for row in book.failures:
         print(f"failed: {row['recipe']} seed {row['seed']}: {row['why']}", file=sys.stderr)
     return 1 if book.failures else 0
+
+
+@contextmanager
+def _hold(flag: str, path: Path, lock: Path) -> Iterator[None]:
+    """Keeps `path` for this process: two calls would each drop results that the other adds, and train over its runs."""
+    try:
+        file = lock.open("w")
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{flag} {path}: another jobs.quality writes there; wait for it, or give another --output and --json"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str | None, list[tuple[str, int]]]]:
@@ -198,7 +221,6 @@ class Book:
 
     def __init__(self, path: Path, task: Task):
         self.path, self.task = path, task
-        self._hold()
         self.failures: list[dict[str, Any]] = []
         try:
             before = read_json_object(path)
@@ -217,22 +239,6 @@ class Book:
                 )
             task.rates.setdefault(run_["recipe"], run_["planned_steps_per_second"])
         task.overheads += [run_["total_seconds"] - run_["training_seconds"] for run_ in self.runs]
-
-    def _hold(self) -> None:
-        """Keeps the file for this process: two calls would each drop what the other adds."""
-        try:
-            self._lock = self.path.with_name(f".{self.path.name}.lock").open("w")
-        except OSError as error:
-            raise ValueError(f"--json {self.path}: cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"--json {self.path}: another jobs.quality writes to it; wait for it, or give another --json") from None
-        except OSError:
-            pass  # a file system without locks
-
-    def close(self) -> None:
-        self._lock.close()
 
     def finished(self) -> set[tuple[str, int]]:
         return {(run_["recipe"], run_["seed"]) for run_ in self.runs}

@@ -204,17 +204,26 @@ def test_damaged_results_are_one_clear_line(material, tmp_path, damage):
         main(command(material, tmp_path / "out", "--json", str(path), "--recipe", "plain"))
 
 
-def test_two_calls_do_not_write_the_same_results(material, tmp_path, monkeypatch):
-    """The second one would drop what the first adds."""
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (["--output", "out"], "--output .*out: another jobs.quality writes there"),
+        (["--output", "out", "--json", "other.json"], "--output .*out: another jobs.quality writes there"),
+        (["--output", "elsewhere", "--json", "out/quality.json"], "--json .*quality.json: another jobs.quality writes there"),
+    ],
+)
+def test_two_calls_do_not_work_in_one_place(material, tmp_path, monkeypatch, other, says):
+    """The second one would drop the results that the first adds, and train over its runs."""
     from jobs import quality
 
     tried = []
+    monkeypatch.chdir(tmp_path)
 
     async def work(task, todo, *_):
         if not tried:
             tried.append(True)
-            with pytest.raises(ValueError, match="quality.json: another jobs.quality writes to it"):
-                main(command(material, tmp_path / "out", "--recipe", "best"))
+            with pytest.raises(ValueError, match=says):
+                main(command(material, tmp_path / "out", "--recipe", "best", *other))
         return []
 
     monkeypatch.setattr(quality, "work_all", work)
