@@ -87,7 +87,7 @@ class Consumer:
         self.pump()
 
     async def _bury(self, error: ActorLost) -> None:
-        delay = self.drafter.bury(str(error))
+        delay = self.drafter.bury(first_line(error.failure() if isinstance(error, CouldNotStart) else error))
         await self.checkpoints.finish()
         await asyncio.sleep(max(delay, 0.5))  # a killed process may still be renaming what it wrote
 

@@ -7,6 +7,8 @@ library objects from it here; so the driver, the actors and `--dry-run` cannot d
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,8 +100,16 @@ def _weights(config: Config) -> str:
     return "" if config.target.weights == "random" else Checkpoint(config.target.path).fingerprint()
 
 
+@contextmanager
+def _same_weights(spec: RunSpec) -> Iterator[None]:
+    """Read inside what belongs to the target. ValueError where its folder holds other weights on this node than where the run was started,
+    or by now: before anything is read, and once more afterwards, because reading takes its time."""
+    _refuse_other_weights(spec)
+    yield
+    _refuse_other_weights(spec)
+
+
 def _refuse_other_weights(spec: RunSpec) -> None:
-    """ValueError where the folder holds other weights on this node than where the run was started, or by now."""
     if spec.weights and _weights(spec.config) != spec.weights:
         raise ValueError(
             f"target.path: {spec.config.target.path} on {socket.gethostname()} does not hold the weights that this run began with; "
@@ -110,31 +120,31 @@ def _refuse_other_weights(spec: RunSpec) -> None:
 def load_run_target(spec: RunSpec) -> FrozenTarget:
     from dflash_ray.target.load import load_target
 
-    _refuse_other_weights(spec)
     target = spec.config.target
-    return load_target(
-        target.path,
-        taps=list(spec.shape.target_layer_ids),
-        device=spec.device,
-        precision=target.precision,
-        layout=target.layout,
-        teacher=spec.config.loss.needs_teacher,
-        random_shape=target.shape if target.weights == "random" else None,
-        seed=spec.config.run.seed,
-        require_fast=target.require_fast_path and spec.device == "cuda",
-    )
+    with _same_weights(spec):
+        return load_target(
+            target.path,
+            taps=list(spec.shape.target_layer_ids),
+            device=spec.device,
+            precision=target.precision,
+            layout=target.layout,
+            teacher=spec.config.loss.needs_teacher,
+            random_shape=target.shape if target.weights == "random" else None,
+            seed=spec.config.run.seed,
+            require_fast=target.require_fast_path and spec.device == "cuda",
+        )
 
 
 def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     from dflash_ray.draft.trainer import DraftTrainer
     from dflash_ray.target.weights import embedding_and_head, random_embedding
 
-    _refuse_other_weights(spec)
     if spec.config.target.weights == "random":
         embed = head = random_embedding(spec.facts, spec.config.run.seed, spec.device)
         tables = f"random {spec.device} {spec.config.run.seed}"
     else:
-        embed, head, tables = embedding_and_head(spec.config.target.path)
+        with _same_weights(spec):
+            embed, head, tables = embedding_and_head(spec.config.target.path)
     return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps, tables=tables)
 
 

@@ -192,6 +192,21 @@ def test_actors_refuse_a_folder_that_changed_since_the_run_began(tmp_path):
             begin()
 
 
+def test_a_folder_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    from dflash_ray.target import load
+
+    spec = with_weights(resolve(validate(tiny_config(tmp_path, tmp_path / "run")), device="cpu", run_dir=tmp_path / "run"))
+    read = load.load_target
+
+    def changed_first(*args, **options):
+        save_target("qwen3_5", tmp_path / "target", seed=1)
+        return read(*args, **options)
+
+    monkeypatch.setattr(load, "load_target", changed_first)
+    with pytest.raises(ValueError, match="does not hold the weights that this run began with"):
+        load_run_target(spec)
+
+
 def test_weights_that_cannot_be_read_are_one_value_error(folder):
     edit(folder / "config.json", vocab_size=VOCAB + 1)
     with pytest.raises(ValueError, match="config.json says"):
