@@ -132,6 +132,8 @@ def _wrong_value(meta: dict[str, Any]) -> str | None:
         return "best_tau is no number"
     if meta.get("best_by", "tau") not in ("tau", "replay_tau"):
         return "best_by is neither tau nor replay_tau"
+    if not isinstance(meta.get("weights", ""), str):
+        return "weights is no fingerprint"
     if not isinstance(meta.get("trainer", {}), dict):
         return "trainer is no mapping"
     return None

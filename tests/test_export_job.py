@@ -13,7 +13,7 @@ from jobs.export import main
 from tests.draft_cases import features_for, small_batch, small_trainer
 
 
-def run_folder(tmp_path, *, best=None, ema=None, steps=3):
+def run_folder(tmp_path, *, best=None, ema=None, steps=3, weights_of="5eed"):
     """A run folder with a checkpoint after every step; returns the folder and the trainer's weights at each."""
     trainer = small_trainer(optimizer={"name": "muon"}, train={"ema": ema, "head_chunk": 5})
     folder = tmp_path / "run"
@@ -24,7 +24,7 @@ def run_folder(tmp_path, *, best=None, ema=None, steps=3):
         trainer.micro_step(batch, features_for(batch, trainer.shape))
         trainer.optimizer_step(step)
         tensors, meta = trainer.state_dict()
-        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict(), "weights": "5eed"}
+        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict(), "weights": weights_of}
         save_checkpoint(folder / "checkpoints", {name: tensor.clone() for name, tensor in tensors.items()}, meta)
         weights[step + 1] = {name: tensor.clone() for name, tensor in trainer.serving_model.state_dict().items()}
     if best:
@@ -68,6 +68,20 @@ def test_the_card_says_what_the_run_knows_of_its_checkpoint(tmp_path):
     assert "mean over fixed blocks | 2.20 |" in card and "replayed block after block as in serving | 1.20 |" in card
     assert "- tokens: 2,000 seen, 800 of them supervised" in card and "- seed: 0" in card
     assert "Not measured" not in card
+
+
+def test_where_a_checkpoint_tells_no_target_the_export_does_not_either(tmp_path):
+    """Random weights have no fingerprint."""
+    folder, *_ = run_folder(tmp_path, weights_of="")
+    assert main(["--run", str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert trained_for(tmp_path / "out") is None
+
+
+def test_a_fingerprint_that_is_none_is_one_clear_line(tmp_path):
+    folder, *_ = run_folder(tmp_path, weights_of=5)
+    with pytest.raises(ValueError, match="meta.json: weights is no fingerprint"):
+        main(["--run", str(folder), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_named_checkpoint_and_averaged_weights(tmp_path):

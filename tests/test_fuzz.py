@@ -308,7 +308,8 @@ def test_checkpoints(trainer, watch, tmp_path, size):
     """With the digest as it was, and with one that fits, as a hostile writer would make it."""
     one, _ = trainer
     tensors, inner = one.state_dict()
-    meta = {"step": 3, "next_batch": 6, "set_aside": [], "best_tau": 1.5, "best_by": "tau", "best_name": "step-00000003", "trainer": inner}
+    meta = {"step": 3, "next_batch": 6, "set_aside": [], "best_tau": 1.5, "best_by": "tau", "best_name": "step-00000003"}
+    meta |= {"weights": "5eed", "trainer": inner}
     run = RunFolder(tmp_path / "run")
     path = save_checkpoint(run.checkpoints, tensors, meta)
     tree, whole = json.loads((path / "meta.json").read_text()), (path / "state.safetensors").read_bytes()
