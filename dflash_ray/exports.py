@@ -53,7 +53,7 @@ def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[
         facts["topology"] = f"{summary['topology']} (targets-drafters)"
     seen = [record for record in read_records(run, METRICS, "step") if record["step"] <= checkpoint.step]
     tokens, supervised = (sum(record.get(key, 0) for record in seen) for key in ("real_tokens", "supervised_tokens"))
-    if tokens:
+    if tokens and len(seen) == checkpoint.step:  # a run that continues another folder's knows its own steps only
         facts["tokens"] = f"{tokens:,} seen, {supervised:,} of them supervised"
     facts["seed"] = config.run.seed
     if trainer.get("tables"):

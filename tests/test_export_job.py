@@ -70,6 +70,14 @@ def test_the_card_says_what_the_run_knows_of_its_checkpoint(tmp_path):
     assert "Not measured" not in card
 
 
+def test_a_run_continued_in_another_folder_does_not_know_all_the_tokens_seen(tmp_path):
+    folder, *_ = run_folder(tmp_path)
+    for step in (2, 3):
+        RunFolder(folder).append("metrics.jsonl", {"step": step, "real_tokens": 1000, "supervised_tokens": 400})
+    assert main(["--run", str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert "tokens:" not in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_where_a_checkpoint_tells_no_target_the_export_does_not_either(tmp_path):
     """Random weights have no fingerprint."""
     folder, *_ = run_folder(tmp_path, weights_of="")
