@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dflash_ray.run_folder import RunFolder
-from tests.faults import Saboteur, actors, assert_same, send
+from tests.faults import Saboteur, actors, assert_same, losses_of, send
 from tests.tiny_runs import dense_material, train
 
 STEPS = 30
@@ -163,3 +166,31 @@ def test_a_target_whose_restarts_are_used_up_is_missed_and_the_last_one_ends_the
         _, report, code = train(material, run, **{**RUN, "flow": {"restarts_per_hour": 0}})
     assert code == 1 and "no target is left" in report["failed"]
     assert "no target is left" in capsys.readouterr().err
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_weights_that_change_during_a_run_are_taken_up_by_nobody(undisturbed, material, tmp_path):
+    """Whoever has loaded them goes on; whoever starts again is refused, and without a drafter the run says why it ends."""
+    target = tmp_path / "target"
+    shutil.copytree(material / "target", target)
+    refusal = f"target.path: {target} on {socket.gethostname()} does not hold the weights that this run began with"
+
+    def script(s: Saboteur) -> None:
+        s.seen("target", "compute", count=2)
+        weights = load_file(target / "model.safetensors")
+        weights["model.layers.0.mlp.up_proj.weight"] *= 1.5
+        save_file(weights, target / "new", metadata={"format": "pt"})
+        (target / "new").rename(target / "model.safetensors")
+        s.kill("target", "compute")
+        s.until(lambda: any(refusal in event["reason"] for event in s.events("target_restart")), "a refused target")
+        at = s.steps()
+        s.until(lambda: s.steps() >= at + 2, "steps with the target that is left")
+        s.kill("drafter")
+
+    with Saboteur(script, RunFolder(tmp_path / "run")):
+        sections = {**RUN, "flow": {**RUN["flow"], "restarts_per_hour": 3}}
+        folder, summary, code = train(material, tmp_path / "run", target={"path": str(target)}, **sections)
+    assert code == 1 and summary["failed"].startswith(refusal)
+    losses = losses_of(folder)
+    assert len(losses) >= 2 and losses == losses_of(undisturbed)[: len(losses)]
