@@ -76,7 +76,7 @@ class Consumer:
                 break
             except ActorLost as again:
                 error = again
-        seed = {"step": 0, "next_batch": 0, "set_aside": [], "best_tau": None, "best_by": "tau", "best_name": None}
+        seed = {"step": 0, "next_batch": 0, "set_aside": [], "best_tau": None, "best_name": None}
         next_batch = self._adopt(meta or seed)
         self.steps.forget()
         self.validation, self.staged = [], {}

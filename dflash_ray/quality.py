@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +16,7 @@ from typing import Any
 from dflash_ray.config import Config, load_config, read_yaml
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run_folder import METRICS, VALIDATION, RunFolder
-from dflash_ray.run_records import read_records
+from dflash_ray.run_records import finite, read_records
 
 CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
 TOLERANCE = 0.05  # share of the wanted time by which a run may miss it
@@ -50,7 +49,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         if not name or not all(letter.isalnum() or letter in "+-_." for letter in name) or name.startswith((".", "-")):
             raise ValueError(f"--recipes {path}: {name!r} names a folder too; use letters, digits and + - _ .")
         for key in changes:
-            if key in CHOSEN or key.split(".")[0] in CHOSEN:
+            if _is_chosen(key):
                 raise ValueError(f"--recipes {path}: {name} sets {key}, which jobs.quality chooses; leave it out")
         out[name] = Recipe(name, changes)
     if not out:
@@ -58,10 +57,14 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     return out
 
 
+def _is_chosen(name: str) -> bool:
+    return name in CHOSEN or name.split(".")[0] in CHOSEN
+
+
 def refuse_chosen(flags: list[str]) -> None:
     """ValueError for settings on the command line that the job chooses for each run itself."""
     for name in (flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")):
-        if name in CHOSEN or name.split(".")[0] in CHOSEN:
+        if _is_chosen(name):
             raise ValueError(f"--{name}: jobs.quality chooses it; leave it out")
 
 
@@ -149,17 +152,13 @@ def is_result(run: Any) -> bool:
         return False
     slots = run.get("per_slot_acceptance")
     return (
-        all(is_number(run.get(name)) for name in SHOWN)
-        and all(name in run and (run[name] is None or is_number(run[name])) for name in ("tau", "validation_tau", "replay_tau"))
+        all(finite(run.get(name)) for name in SHOWN)
+        and all(name in run and (run[name] is None or finite(run[name])) for name in ("tau", "validation_tau", "replay_tau"))
         and all(isinstance(run.get(name), str) for name in ("recipe", "key"))
         and all(isinstance(run.get(name), bool) for name in ("off_budget", "lossless"))
         and isinstance(slots, list)
-        and all(map(is_number, slots))
+        and all(map(finite, slots))
     )
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -25,6 +25,17 @@ from dflash_ray.config import Config
 METRICS, VALIDATION, EVENTS, TRAINED = "metrics.jsonl", "validation.jsonl", "events.jsonl", "trained.jsonl"
 OURS = (METRICS, VALIDATION, EVENTS, TRAINED, "run.json", "config.yaml", "summary.json", "checkpoints", "export", "best.json")
 OURS += ("wandb", "tensorboard", ".lock")
+
+
+def hold(file: IO[str]) -> bool:
+    """Locks an open file for this process, until it is closed. False while another one has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
 
 
 class RunFolder:
@@ -72,13 +83,9 @@ class RunFolder:
         """Takes the folder for this process, until it ends. False while another one has it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / ".lock", "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not hold(lock):
             lock.close()
             return False
-        except OSError:
-            pass  # a file system without locks
         self._lock = lock
         return True
 

@@ -16,10 +16,11 @@ Check = tuple[str, Callable[[Any], bool]]  # what a value must be, whether it is
 
 def _number(value: Any) -> bool:
     """A loss may be NaN or infinite: a step that was skipped had one."""
-    return _finite(value) or (isinstance(value, float) and not math.isfinite(value))
+    return finite(value) or (isinstance(value, float) and not math.isfinite(value))
 
 
-def _finite(value: Any) -> bool:
+def finite(value: Any) -> bool:
+    """Whether it is a number to calculate with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
 
 
@@ -28,7 +29,7 @@ def _count(value: Any) -> bool:
 
 
 NUMBER: Check = ("a number", _number)
-FINITE: Check = ("a finite number", _finite)
+FINITE: Check = ("a finite number", finite)
 COUNT: Check = ("a count", _count)
 TEXT: Check = ("a text", lambda value: isinstance(value, str))
 NUMBERS: Check = ("a list of numbers", lambda value: isinstance(value, list) and all(_number(one) for one in value))
@@ -39,10 +40,10 @@ CHECKS: dict[str, dict[str, Check]] = {
         **dict.fromkeys(("seconds", "time", "mean_document_tokens", "drafter_wait", "target_wait", "real_tokens_per_second"), FINITE),
         **dict.fromkeys(("loss", "loss_smooth", "tau", "accuracy"), NUMBER),
         **dict.fromkeys(("q_pre", "slot_accuracy"), NUMBERS),
-        "watts": ("a number or null", lambda value: value is None or _finite(value)),
+        "watts": ("a number or null", lambda value: value is None or finite(value)),
     },
     VALIDATION: {"step": COUNT, "tau": NUMBER, "replay_tau": NUMBER, "loss": NUMBER, "slot_accuracy": NUMBERS},
-    EVENTS: {"step": COUNT, "event": TEXT, "time": ("a time", lambda value: _finite(value) and abs(value) < LATEST)},
+    EVENTS: {"step": COUNT, "event": TEXT, "time": ("a time", lambda value: finite(value) and abs(value) < LATEST)},
     TRAINED: {"batch": COUNT, "target": TEXT},
 }
 

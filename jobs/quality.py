@@ -8,7 +8,6 @@ such as `--data.path DIR` hold for every recipe."""
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import math
 import sys
@@ -33,7 +32,7 @@ from dflash_ray.quality import (
     refuse_chosen,
     summarise,
 )
-from dflash_ray.run_folder import RunFolder
+from dflash_ray.run_folder import RunFolder, hold
 from jobs.cli import Arguments, run
 from jobs.quality_crew import TRAINED, Task, work_all
 from jobs.quality_table import show
@@ -91,14 +90,8 @@ def _hold(flag: str, path: Path, lock: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{flag} {path}: another jobs.quality writes there; wait for it, or give another --output and --json"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        if not hold(file):
+            raise ValueError(f"{flag} {path}: another jobs.quality writes there; wait for it, or give another --output and --json")
         yield
 
 

@@ -163,15 +163,16 @@ def test_a_fingerprint_tells_weights_apart_and_not_how_they_are_stored(tmp_path)
     save_target("qwen3_5", tmp_path / "multimodal")
     as_multimodal(tmp_path / "multimodal")
     assert len(own) == 64 and fingerprint("cut") == fingerprint("multimodal") == own
-    seen = {own}
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
     tensors |= {"model.layers.0.one": torch.tensor(3.0), "model.layers.0.none": torch.zeros(0, 4), "model.layers.0.yes": torch.ones(3) > 0}
+    save_file(tensors, tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"})
+    seen = {own, fingerprint("whole")}
     for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.0.linear_attn.A_log", "lm_head.weight", "model.norm.weight"):
         changed = tensors[name] * 1.01
         save_file(tensors | {name: changed}, tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"})
         seen.add(fingerprint("whole"))
     save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "whole" / "model.safetensors")
-    assert len(seen | {fingerprint("whole")}) == 6
+    assert len(seen | {fingerprint("whole")}) == 7
     (tmp_path / "whole" / "model.safetensors").write_bytes((tmp_path / "whole" / "model.safetensors").read_bytes()[:-900])
     with pytest.raises(ValueError, match=r"target.path: .*model.safetensors|cannot be read"):
         fingerprint("whole")
