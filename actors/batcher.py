@@ -6,9 +6,9 @@ from typing import Any
 
 import ray
 
-from dflash_ray.batch import Batch
-from dflash_ray.processes import facts
-from dflash_ray.setup import RunSpec, open_batches
+from dflash_ray.data.batches.batch import Batch
+from dflash_ray.machine.processes import facts
+from dflash_ray.run.spec import RunSpec, open_batches
 
 
 @ray.remote

@@ -12,14 +12,14 @@ from typing import Any
 import ray
 import torch
 
-from dflash_ray.batch import Batch
-from dflash_ray.checkpoint import read_checkpoint, save_checkpoint
+from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.trainer import FeatureError, Staged
-from dflash_ray.peer import Buffer, see_all_gpus
-from dflash_ray.processes import facts, set_threads
-from dflash_ray.rehearsal import rehearse_drafter
-from dflash_ray.setup import RunSpec, make_trainer
-from dflash_ray.transport import Payload, Receiver, Remote
+from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.run.checkpoint import read_checkpoint, save_checkpoint
+from dflash_ray.run.rehearsal import rehearse_drafter
+from dflash_ray.run.spec import RunSpec, make_trainer
+from dflash_ray.transport.channel import Payload, Receiver, Remote
+from dflash_ray.transport.peer import Buffer, see_all_gpus
 
 
 @ray.remote(concurrency_groups={"train": 1, "stage": 1, "save": 1, "ask": 1})

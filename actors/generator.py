@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ray
 
-from actors.run_state import cause_of, first_line
-from dflash_ray.answers import AnswerSettings, load_engine
-from dflash_ray.generate import Asked, CrewLost, Failure
+from actors.coordinator.run_state import cause_of, first_line
+from dflash_ray.generation.answers import AnswerSettings, load_engine
+from dflash_ray.generation.generate import Asked, CrewLost, Failure
 
 _CALLS_PER_ACTOR = 2  # one at work and one waiting for it
 _LOAD_SECONDS = 3600.0

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dflash_ray.setup import RunSpec
+from dflash_ray.run.spec import RunSpec
 
 PROCESS_BYTES = 0.3e9  # what an actor on a CPU takes before it has loaded anything
 

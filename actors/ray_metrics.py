@@ -1,7 +1,7 @@
 """The run's numbers as Ray metrics, for the Prometheus and Grafana of Ray's dashboard.
 
 Every series is labelled with the run and with the actor it speaks of, so several runs on one cluster stay apart. In Prometheus a name
-has the prefix `ray_`. `dflash_ray/grafana/dflash_ray.json` shows them.
+has the prefix `ray_`. `dflash_ray/watch/grafana/dflash_ray.json` shows them.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ import numpy as np
 import ray
 import torch
 
-from dflash_ray.batch import Batch
-from dflash_ray.peer import Buffer, PeerError
-from dflash_ray.processes import facts, set_threads
-from dflash_ray.rehearsal import rehearse_target
-from dflash_ray.setup import RunSpec, load_run_target
-from dflash_ray.sketch import sketch
-from dflash_ray.transport import Payload, Remote, Sender, slot_of
+from dflash_ray.data.batches.batch import Batch
+from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.run.rehearsal import rehearse_target
+from dflash_ray.run.spec import RunSpec, load_run_target
+from dflash_ray.transport.channel import Payload, Remote, Sender, slot_of
+from dflash_ray.transport.peer import Buffer, PeerError
+from dflash_ray.transport.sketch import sketch
 
 
 @ray.remote(concurrency_groups={"compute": 1, "send": 1, "ask": 1})

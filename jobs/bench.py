@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from jobs import cli
+from jobs.support import cli
 
 PARTS = ("prepare", "target", "drafter", "coordinator", "transport", "pipeline")
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     part, *rest = argv
     if part not in PARTS:
         raise ValueError(f"{part!r} is no part of training to measure; use one of {', '.join(PARTS)}")
-    return importlib.import_module(f"jobs.bench_{part}").main(rest)
+    return importlib.import_module(f"jobs.benchmarks.{part}").main(rest)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.placement import gpus_wanted
-from dflash_ray.config import Config
+from dflash_ray.config.schema import Config
 from dflash_ray.doctor.checks import machine_findings, run_findings
 from dflash_ray.doctor.finding import Finding, blockers
-from dflash_ray.setup import RunSpec, resolve
-from jobs import cli
-from jobs.explain import plan_sizes
-from jobs.run_driver import run_dir
+from dflash_ray.run.spec import RunSpec, resolve
+from jobs.support import cli
+from jobs.support.explain import plan_sizes
+from jobs.support.run_driver import run_dir
 
 STYLE = {"ok": "green", "n/a": "dim", "warning": "yellow", "blocker": "bold red"}
 

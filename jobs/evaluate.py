@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from jobs.cli import Arguments, require_writable, run, write_file
+from jobs.support.cli import Arguments, require_writable, run, write_file
 
 THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         import torch
 
         torch.set_num_threads(threads)
-    from dflash_ray.evaluate import EvaluateSettings, evaluate
+    from dflash_ray.serve.evaluate import EvaluateSettings, evaluate
 
     out, args["thinking"] = args.pop("json"), THINKING[args["thinking"]]
     args["prompts"] = tuple(args["prompts"])
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 def _card_with(path: Path, taus: dict[str, float]) -> str:
     """The card at `path` with these in its table of tau. ValueError for one that cannot be read or has no section for it."""
-    from dflash_ray.draft.card import with_tau
+    from dflash_ray.draft.dflash.card import with_tau
 
     try:
         return with_tau(path.read_text(encoding="utf-8"), taus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_ray.json_file import read_json_object
-from jobs.cli import Arguments, run
+from jobs.support.cli import Arguments, run
 
 
 def main(argv: list[str]) -> int:
@@ -21,11 +21,11 @@ def main(argv: list[str]) -> int:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: is a file; give a folder")
 
-    from dflash_ray.draft.card import model_card
-    from dflash_ray.draft.export import CARD, CONFIG, WEIGHTS, export_drafter
-    from dflash_ray.draft.shape import DraftShape
+    from dflash_ray.draft.dflash.card import model_card
+    from dflash_ray.draft.dflash.export import CARD, CONFIG, WEIGHTS, export_drafter
+    from dflash_ray.draft.dflash.shape import DraftShape
     from dflash_ray.draft.trainer import serving_weights
-    from dflash_ray.exports import choose_checkpoint, facts_of_run, run_config
+    from dflash_ray.run.exports import choose_checkpoint, facts_of_run, run_config
 
     _refuse_a_model(args.output / CONFIG)
     if not (args.output / CONFIG).exists():

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
-from jobs.cli import Arguments, config_from, require_absolute, run
+from jobs.support.cli import Arguments, config_from, require_absolute, run
 
 THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -36,10 +36,10 @@ def main(argv: list[str]) -> int:
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: its folder does not exist; create it first")
 
-    from dflash_ray.generate import CrewLost, GenerateSettings, Tally, generate
-    from dflash_ray.rows import find_files
-    from dflash_ray.target.facts import target_facts
-    from dflash_ray.tokenizer import ChatTokenizer
+    from dflash_ray.data.prepare.rows import find_files
+    from dflash_ray.data.prepare.tokenizer import ChatTokenizer
+    from dflash_ray.generation.generate import CrewLost, GenerateSettings, Tally, generate
+    from dflash_ray.target.shape import target_facts
 
     settings = GenerateSettings(
         prompts=tuple(args.prompts),
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     tokenizer.check_thinking(settings.thinking)
     stops = tuple(sorted({*facts.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))
 
-    from jobs.generate_crew import start_crew  # Ray is loaded after everything that can be checked without it
+    from jobs.support.generate_crew import start_crew
 
     bar = Progress(SpinnerColumn(), "{task.description}", TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     task = bar.add_task("answering", total=None)

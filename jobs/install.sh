@@ -21,6 +21,6 @@ if [ -f "$venv/.installed" ] && [ "$(cat "$venv/.installed")" = "$stamp" ]; then
 echo "installing requirements.txt into .venv ($("$python" -V))"
 [ -x "$venv/bin/python" ] && works "$venv/bin/python" || { rm -rf "$venv"; "$python" -m venv "$venv"; }
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
-"$venv/bin/python" "$root/jobs/download_size.py" "$root/requirements.txt" || true  # only information
+"$venv/bin/python" "$root/jobs/support/download_size.py" "$root/requirements.txt" || true  # only information
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
 printf '%s' "$stamp" > "$venv/.installed"

@@ -15,11 +15,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from dflash_ray.anchors import anchor_count
-from dflash_ray.config import AnchorConfig, BatchingConfig, Config, load_config
-from dflash_ray.dataset import open_dataset
-from dflash_ray.plan_report import batching_report
-from jobs.cli import Arguments, require_writable, run, write_file
+from dflash_ray.config.schema import AnchorConfig, BatchingConfig, Config, load_config
+from dflash_ray.data.anchors import anchor_count
+from dflash_ray.data.batches.report import batching_report
+from dflash_ray.data.store.dataset import open_dataset
+from jobs.support.cli import Arguments, require_writable, run, write_file
 
 
 def main(argv: list[str]) -> int:

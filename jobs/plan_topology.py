@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dflash_ray.balance import Point, Power, Rates, point, rates_behind, recommend
-from dflash_ray.stage_rates import WAITING_SHARE, Known, of_arithmetic, of_bench, of_run
-from jobs import cli
+from dflash_ray.planning.balance import Point, Power, Rates, point, rates_behind, recommend
+from dflash_ray.planning.stage_rates import WAITING_SHARE, Known, of_arithmetic, of_bench, of_run
+from jobs.support import cli
 
 MOST_TARGETS = 4096
 MOST_RATE = 1e15  # of what a flag gives: tokens, tokens/s, watts
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         console.print(make_table(drafters, points, known, rates, best, measured))
     say_result(console, known, rates, best, args, measured)
     if args.plot is not None:
-        from dflash_ray.plots import plot_topology
+        from dflash_ray.watch.plots import plot_topology
 
         try:
             plot_topology(tables, best, measured, args.plot)
@@ -60,7 +60,7 @@ def gather(args: argparse.Namespace, rest: list[str], measured: dict[int, float]
     """Everything that is known, from the least direct source to the most direct."""
     known = Known()
     if rest:
-        from dflash_ray.setup import resolve
+        from dflash_ray.run.spec import resolve
 
         config = cli.config_from(rest)
         spec = resolve(config, device="cuda", run_dir=Path("."))

@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-from dflash_ray.prepare import PrepareSettings, prepare
-from dflash_ray.target.facts import target_facts
-from dflash_ray.tokenizer import ChatTokenizer, check_same_tokenizer
-from jobs.cli import Arguments, require_absolute, require_writable, run, write_file
-from jobs.prepare_report import Progress, print_report, show_samples
+from dflash_ray.data.prepare.prepare import PrepareSettings, prepare
+from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
+from dflash_ray.target.shape import target_facts
+from jobs.support.cli import Arguments, require_absolute, require_writable, run, write_file
+from jobs.support.prepare_report import Progress, print_report, show_samples
 
 
 def main(argv: list[str]) -> int:
@@ -21,13 +21,13 @@ def main(argv: list[str]) -> int:
         check_same_tokenizer(tokenizer.fingerprint(), args.target)
     spread = None
     if args.num_workers > 1:
-        from jobs.prepare_tasks import spread_over_tasks  # Ray is loaded only where it is used
+        from jobs.support.prepare_tasks import spread_over_tasks
 
         spread = spread_over_tasks(settings, args.num_workers)
     with Progress() as progress:
         report = prepare(settings, tokenizer, spread, progress)
     if args.target and report["samples"]:
-        from dflash_ray.on_policy import check_target  # as are torch and the target
+        from dflash_ray.generation.on_policy import check_target
 
         report["on_policy"] = check_target(args.target, settings.output, tokenizer)
     if args.json:

@@ -19,9 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from dflash_ray.config import load_config
+from dflash_ray.config.schema import load_config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.quality import (
+from dflash_ray.planning.quality import (
     fingerprint,
     is_result,
     lanes,
@@ -32,10 +32,10 @@ from dflash_ray.quality import (
     refuse_chosen,
     summarise,
 )
-from dflash_ray.run_folder import RunFolder, hold
-from jobs.cli import Arguments, run
-from jobs.quality_crew import TRAINED, Task, work_all
-from jobs.quality_table import show
+from dflash_ray.run.folder import RunFolder, hold
+from jobs.support.cli import Arguments, run
+from jobs.support.quality_crew import TRAINED, Task, work_all
+from jobs.support.quality_table import show
 
 RESULTS = "quality.json"
 
@@ -183,8 +183,8 @@ def _digest(flag: str, path: Path) -> str:
 def _materials(name: str, config: Any) -> tuple[int, dict[str, str]]:
     """Optimizer steps of one epoch, from the plan that the run will make, and the fingerprints of its data and its target's weights;
     ValueError for a target or data that it cannot use."""
-    from dflash_ray.batches import plan_run
-    from dflash_ray.setup import check_data, open_data, resolve, with_weights
+    from dflash_ray.data.batches.source import plan_run
+    from dflash_ray.run.spec import check_data, open_data, resolve, with_weights
 
     try:
         spec = with_weights(resolve(config, device="cpu", run_dir=Path()))
@@ -199,9 +199,9 @@ def _materials(name: str, config: Any) -> tuple[int, dict[str, str]]:
 
 def _check_serving(args: Any, target: Path) -> None:
     """ValueError for what jobs.evaluate would refuse of the prompts and the numbers, once everything is trained."""
-    from dflash_ray.evaluate import EvaluateSettings, check_settings, read_sets
-    from dflash_ray.target.facts import target_facts
-    from dflash_ray.tokenizer import ChatTokenizer
+    from dflash_ray.data.prepare.tokenizer import ChatTokenizer
+    from dflash_ray.serve.evaluate import EvaluateSettings, check_settings, read_sets
+    from dflash_ray.target.shape import target_facts
 
     numbers = {"limit": args.limit, "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens}
     settings, facts = EvaluateSettings(Path(), target, (args.prompts,), **numbers), target_facts(target)

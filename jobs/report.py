@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_ray.report.page import report_html
-from dflash_ray.run_place import newest_run
-from jobs.cli import Arguments, run
+from dflash_ray.run.place import newest_run
+from dflash_ray.watch.report.page import report_html
+from jobs.support.cli import Arguments, run
 
 MOST_RUNS = 8  # colours that can be told apart
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs import cli
+from jobs.support import cli
 
 
 def main(argv: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.targets < 1:
         raise ValueError(f"--targets {args.targets}: a run needs at least 1")
-    from jobs.live_run import LiveRun
+    from jobs.support.live_run import LiveRun
 
     with LiveRun(args.run) as run:
         done = run.ask("scale", args.targets)

@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dflash_ray.metrics import duration
-from dflash_ray.run_place import RunEnded
-from jobs import cli
+from dflash_ray.run.place import RunEnded
+from dflash_ray.watch.metrics import duration
+from jobs.support import cli
 
 EVERY_SECONDS = 1.0
 FILE_WIDTH = 160  # columns, where the output is no terminal
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--run", type=Path, help="folder of the run; default: the newest")
     args = parser.parse_args(argv)
-    from jobs.live_run import LiveRun
+    from jobs.support.live_run import LiveRun
 
     with LiveRun(args.run) as run:
         status = _ask(run)

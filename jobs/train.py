@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import sys
 
-from jobs import cli
-from jobs.run_driver import drive, prepare
+from jobs.support import cli
+from jobs.support.run_driver import drive, prepare
 
 
 def main(argv: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     out = cli.take_json(argv)
     config = cli.config_from(argv)
     if dry_run:
-        from jobs.explain import explain
+        from jobs.support.explain import explain
 
         report = explain(config)
         code = 0

@@ -24,11 +24,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from dflash_ray.checkpoint import list_checkpoints
-from dflash_ray.run_folder import RunFolder
-from tests.faults import account, actors, losses_of, send, state_of, title
-from tests.processes import alive, end, family, start_job
-from tests.tiny_runs import dense_material, tiny_config
+from dflash_ray.run.checkpoint import list_checkpoints
+from dflash_ray.run.folder import RunFolder
+from tests.support.faults import account, actors, losses_of, send, state_of, title
+from tests.support.processes import alive, end, family, start_job
+from tests.support.tiny_runs import dense_material, tiny_config
 
 SAMPLES, STEPS = 40, 60
 SETTINGS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 from dflash_ray.doctor import cluster, machine, run
 from dflash_ray.doctor.finding import Finding, blockers
-from dflash_ray.environment import version
-from dflash_ray.memory import run_memory
-from dflash_ray.nvml import nvml
-from dflash_ray.setup import RunSpec
+from dflash_ray.machine.environment import version
+from dflash_ray.machine.nvml import nvml
+from dflash_ray.planning.memory import run_memory
+from dflash_ray.run.spec import RunSpec
 
 
 def machine_findings(spec: RunSpec | None, kind: str, topology: str, wanted: float) -> list[Finding]:

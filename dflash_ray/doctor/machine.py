@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from dflash_ray.doctor.finding import Finding
-from dflash_ray.environment import version
+from dflash_ray.machine.environment import version
 
 GIB = 2**30
 BUSY_BYTES = 2 * GIB  # in use on a GPU that nobody trains on: a driver's and a desktop's own are far below

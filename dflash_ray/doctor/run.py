@@ -8,9 +8,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from dflash_ray.doctor.finding import Finding
-from dflash_ray.draft.memory import memory_estimate
-from dflash_ray.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit
-from dflash_ray.setup import RunSpec, check_data
+from dflash_ray.draft.dflash.memory import memory_estimate
+from dflash_ray.planning.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit
+from dflash_ray.run.spec import RunSpec, check_data
 from dflash_ray.target.weights import Checkpoint
 
 STORE_OF_RAM = 0.3  # what Ray gives its object store by default, and never more than /dev/shm has
@@ -58,7 +58,7 @@ def data(spec: RunSpec) -> Finding:
         check_data(spec)
     except ValueError as error:
         return Finding(name, "blocker", str(error), "prepare the data with jobs.prepare_data and this target's tokenizer")
-    from dflash_ray.setup import open_data
+    from dflash_ray.run.spec import open_data
 
     if "tokenizer" not in open_data(spec.config).manifest:
         what = "the data does not say which tokenizer made it, so it cannot be compared with the target's"

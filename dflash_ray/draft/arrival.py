@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_ray.batch import Batch
-from dflash_ray.draft.labels import Labels
-from dflash_ray.draft.mask import Blocks
-from dflash_ray.draft.shape import DraftShape
+from dflash_ray.data.batches.batch import Batch
+from dflash_ray.draft.blocks.labels import Labels
+from dflash_ray.draft.blocks.mask import Blocks
+from dflash_ray.draft.dflash.shape import DraftShape
 
 
 class FeatureError(ValueError):

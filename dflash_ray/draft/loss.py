@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dflash_ray.config import LossConfig
-from dflash_ray.draft.labels import Labels, dpace_weights
-from dflash_ray.draft.reading import Reading
+from dflash_ray.config.schema import LossConfig
+from dflash_ray.draft.async_scalars import Reading
+from dflash_ray.draft.blocks.labels import Labels, dpace_weights
 from dflash_ray.draft.replay import PASSES, TOKENS
 from dflash_ray.linear import linear, takes_onednn
 

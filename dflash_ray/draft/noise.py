@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash_ray.batch import Batch
+from dflash_ray.data.batches.batch import Batch
 from dflash_ray.streams import torch_generator
 
 

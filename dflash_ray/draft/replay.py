@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_ray.anchors import anchor_candidates
-from dflash_ray.batch import Batch
+from dflash_ray.data.anchors import anchor_candidates
+from dflash_ray.data.batches.batch import Batch
 
 TOKENS, PASSES = "replay_tokens", "replay_passes"  # names of sums; their quotient is replay_tau
 

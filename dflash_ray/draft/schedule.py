@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dflash_ray.config import NoiseConfig, ScheduleConfig
+from dflash_ray.config.schema import NoiseConfig, ScheduleConfig
 
 
 def rate_factor(schedule: ScheduleConfig, step: int, total_steps: int) -> float:

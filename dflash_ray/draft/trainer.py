@@ -23,21 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_ray.batch import Batch
-from dflash_ray.config import Config
+from dflash_ray.config.schema import Config
+from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.arrival import FeatureError, Staged, check_features
-from dflash_ray.draft.export import check_warm_start, read_tensors
-from dflash_ray.draft.fused import FusedPass, GradientSums, fused_covers
-from dflash_ray.draft.labels import Labels, decay_gamma
+from dflash_ray.draft.async_scalars import Reading
+from dflash_ray.draft.blocks.labels import Labels, decay_gamma
+from dflash_ray.draft.blocks.mask import Blocks
+from dflash_ray.draft.dflash.export import check_warm_start, read_tensors
+from dflash_ray.draft.dflash.fused import FusedPass, GradientSums, fused_covers
+from dflash_ray.draft.dflash.model import DraftModel, initialise
+from dflash_ray.draft.dflash.shape import DraftShape
 from dflash_ray.draft.loss import block_losses, empty_sums, step_metrics
-from dflash_ray.draft.mask import Blocks
-from dflash_ray.draft.model import DraftModel, initialise
 from dflash_ray.draft.noise import add_noise
-from dflash_ray.draft.optim import STATE_PARTS, Optimizer
-from dflash_ray.draft.reading import Reading
+from dflash_ray.draft.optimizers import STATE_PARTS, Optimizer
 from dflash_ray.draft.replay import replay
 from dflash_ray.draft.schedule import noise_std, rate_factor
-from dflash_ray.draft.shape import DraftShape
 
 Teacher = tuple[np.ndarray, Tensor]  # positions int [P] in the batch, ascending, and final-normed hidden rows [P, H] there
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_ray.target.facts import TargetFacts
 from dflash_ray.target.load import count_parameters
+from dflash_ray.target.shape import TargetFacts
 
 
 def active_parameters(facts: TargetFacts, layers: int) -> int:

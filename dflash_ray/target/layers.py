@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflash_ray.linear import FrozenLinear
-from dflash_ray.target.mixers import Mixers, Rows
+from dflash_ray.target.plain.mixers import Mixers, Rows
 
 
 class RmsNorm:

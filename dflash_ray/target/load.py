@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dflash_ray.target.facts import TargetFacts, shape_facts, target_facts
 from dflash_ray.target.fast import FastLayer
-from dflash_ray.target.fused import fused_for
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm, RotaryTable
-from dflash_ray.target.mixers import mixers_for, plain_mixers
 from dflash_ray.target.model import FrozenTarget
+from dflash_ray.target.plain.fused import fused_for
+from dflash_ray.target.plain.mixers import mixers_for, plain_mixers
 from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
+from dflash_ray.target.shape import TargetFacts, shape_facts, target_facts
 from dflash_ray.target.weights import Checkpoint
 
 # frequencies of these do not depend on the length, so one table serves every pass

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dflash_ray.batch import Batch
+from dflash_ray.data.batches.batch import Batch
 from dflash_ray.linear import FrozenLinear
-from dflash_ray.target.facts import TargetFacts
 from dflash_ray.target.fast import FastLayer, documents, run_layers
 from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
-from dflash_ray.target.mixers import Mixers, Rows
+from dflash_ray.target.plain.mixers import Mixers, Rows
 from dflash_ray.target.self_test import KernelReport
+from dflash_ray.target.shape import TargetFacts
 
 
 class FrozenTarget:

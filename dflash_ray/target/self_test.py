@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.fast import Documents, FastLayer, documents
 from dflash_ray.target.layers import Layer, RotaryTable, Rotation
-from dflash_ray.target.mixers import Rows, plain_mixers
-from dflash_ray.target.product import Stream
+from dflash_ray.target.matmul import Stream
+from dflash_ray.target.plain.mixers import Rows, plain_mixers
 
 LIMIT = 1e-2  # relative error that bf16 rounding stays well below and a leak does not
 _LENGTHS = (70, 5, 131, 64, 1, 190)  # below, at and past the delta rule's chunks of 64

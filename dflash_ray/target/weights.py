@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dflash_ray.json_file import read_json_object
-from dflash_ray.target.facts import TargetFacts, target_facts
+from dflash_ray.target.shape import TargetFacts, target_facts
 
 _EMBEDDING = "embed_tokens.weight"
 

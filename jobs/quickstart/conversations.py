@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from jobs.quickstart import filters
-from jobs.quickstart.prompt import Prompt
+from jobs.quickstart.prompts.prompt import Prompt
 from jobs.quickstart.tokenizer import END, PAD, render
 
 MARGIN = 0.25

@@ -8,7 +8,7 @@ import builtins
 import re
 from collections import Counter
 
-from jobs.quickstart.prompt import Prompt
+from jobs.quickstart.prompts.prompt import Prompt
 
 EQUATION = re.compile(r"(\d+) ([-+x*/]) (\d+) = (\d+)")
 REFUSALS = ("i'm sorry, but", "as an ai", "i cannot", "i can't assist", "language model", "smollm", "hugging face")

@@ -7,7 +7,7 @@ single answers are short (20 tokens) and a drafter needs runs of several blocks 
 import random
 from collections.abc import Sequence
 
-from jobs.quickstart.prompt import Prompt
+from jobs.quickstart.prompts.prompt import Prompt
 
 OPENINGS = (
     "Answer these questions.",

@@ -52,10 +52,10 @@ def answers(target: Path, folder: Path) -> dict[str, Path]:
         return out
     import torch
 
-    from dflash_ray.decode.plain import generate_batch
-    from dflash_ray.target.facts import target_facts
+    from dflash_ray.data.prepare.tokenizer import ChatTokenizer
+    from dflash_ray.serve.plain import generate_batch
     from dflash_ray.target.load import load_target
-    from dflash_ray.tokenizer import ChatTokenizer
+    from dflash_ray.target.shape import target_facts
 
     tokenizer, facts = ChatTokenizer(target), target_facts(target)
     device = "cuda" if torch.cuda.is_available() else "cpu"

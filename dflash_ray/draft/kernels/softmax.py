@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_ray.config import LossConfig
+from dflash_ray.config.schema import LossConfig
+from dflash_ray.draft.dflash.ops import product
 from dflash_ray.draft.loss import HeadPass, plain_head
-from dflash_ray.draft.ops import product
 
 
 @triton.jit

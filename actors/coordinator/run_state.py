@@ -1,0 +1,191 @@
+"""What the coordinator's parts share: the flow, the refs that belong to its positions, and a pulse that wakes whoever waits for either.
+
+The coordinator makes every call, so it owns every ref: a value returned by an actor call survives that actor's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from actors.ray_metrics import RayMetrics
+from dflash_ray.machine.processes import host_memory
+from dflash_ray.pipeline.flow import Flow
+from dflash_ray.pipeline.order import Item, Line
+from dflash_ray.run.folder import METRICS, RunFolder
+from dflash_ray.run.records import read_records
+from dflash_ray.run.spec import RunSpec
+from dflash_ray.watch.metrics import Meter
+from dflash_ray.watch.tracking import Tracker
+
+# of an argument on its way to an actor that lives: its owner or the node that held it is gone
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.RaySystemError)
+ARRIVED_LIMIT = 1.0  # seconds to read what has come
+
+
+class ActorLost(Exception):
+    """An actor died or did not answer in time; says which and what was waited for."""
+
+
+class CouldNotStart(ActorLost):
+    """An actor's constructor raised; the message is what it said."""
+
+    def failure(self) -> Exception:
+        """What ends a run whose actor cannot start at all: the user's mistake if the constructor called it one."""
+        kind, _, text = str(self).partition(": ")
+        return ValueError(text) if kind == "ValueError" else RunFailed(str(self))
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message is for the user."""
+
+
+class Pulse:
+    """`beat` wakes everyone in `until`, who then looks at the state again: nobody polls, nobody misses a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def beat(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._event.wait()
+
+
+async def answer(ref: ray.ObjectRef, who: str, what: str, limit: float) -> Any:
+    """The value of an actor call. ActorLost if `who` is dead or says nothing for `limit` seconds; its own exceptions pass through."""
+    try:
+        return await _await(ref, limit)
+    except ray.exceptions.RayTaskError:
+        raise  # from inside the actor, which lives, even if what it tells of is another one's death
+    except ray.exceptions.ObjectLostError as error:
+        raise ActorLost(f"{who}: the result of {what} is lost: {first_line(error)}") from None
+    except ray.exceptions.RayError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise CouldNotStart(str(error).strip().splitlines()[-1]) from None
+        raise ActorLost(f"{who} died during {what}: {first_line(error)}") from None
+    except TimeoutError:
+        raise ActorLost(f"{who} gave no answer to {what} within {limit:.0f} s") from None
+
+
+async def _await(ref: ray.ObjectRef, limit: float) -> Any:
+    """`ref`'s value. TimeoutError after `limit` seconds, and a moment more: this process may itself have stood still meanwhile, and what
+    has arrived by then counts."""
+    try:
+        async with asyncio.timeout(limit):
+            return await ref
+    except TimeoutError:
+        async with asyncio.timeout(ARRIVED_LIMIT):
+            return await ref
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
+    """What was raised inside the actor, without Ray's wrapping."""
+    return error.cause if isinstance(error.cause, BaseException) else error
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The classes that a run's actors are made of; a benchmark of the coordinator gives it others that answer at once."""
+
+    batcher: Any
+    target: Any
+    drafter: Any
+
+
+@dataclass
+class RunState:
+    spec: RunSpec
+    folder: RunFolder
+    line: Line
+    flow: Flow
+    meter: Meter
+    tracker: Tracker
+    end: int  # the position at which this run stops: the end of the line, or of run.max_steps
+    crew: Crew
+    ray_metrics: RayMetrics
+    pulse: Pulse = field(default_factory=Pulse)
+    batches: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, tokens
+    features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload
+    aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
+    failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
+    feature_slot_bytes: int = 0  # of the largest batch
+    most_tokens: int = 0  # in a batch
+    most_anchors: int = 0
+    arrivals: int = 0  # features received so far, in whatever order
+    step: int = 0  # optimizer steps done
+    failure: BaseException | None = None
+    stop_reason: str | None = None
+    lines: list[str] = field(default_factory=list)  # console
+    trouble: str | None = None  # why lines of the folder's files wait in memory
+
+    def item(self, position: int) -> Item:
+        return self.line.item(position)
+
+    def rewind_files(self, next_batch: int) -> None:
+        """The folder goes back to the step that the drafter is at, and what is computed from its lines with it."""
+        self.folder.rewind(self.step, next_batch)
+        self.meter.remember(read_records(self.folder, METRICS, "loss", "mean_document_tokens"))
+
+    def let_go(self, meta: dict[str, Any]) -> None:
+        """The features told of by `meta` are no longer needed: the target may have its memory back."""
+        meta["needed"] = False
+        if (slot := meta.pop("slot", None)) is not None:
+            meta["handle"].release.remote(slot)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.pulse.beat()
+
+    @property
+    def largest(self) -> str:
+        return f"a batch of {self.most_tokens:,} tokens and {self.most_anchors:,} anchors, the largest of this run"
+
+    def event(self, kind: str, reason: str, /, **more: Any) -> None:
+        self.folder.event(kind, self.step, reason, **more)
+        self.say(f"{kind}: {reason}")
+        self._tell_trouble()
+
+    def append(self, name: str, *records: dict[str, Any]) -> None:
+        self.folder.append(name, *records)
+        self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        """The run goes on where its files cannot be written, but not in silence."""
+        trouble, before, self.trouble = self.folder.trouble, self.trouble, self.folder.trouble
+        if trouble and not before:
+            self.say(f"cannot write {self.folder.path}: {trouble}; lines wait in memory until there is room")
+
+    def death(self, kind: str, reason: str, actor: str) -> None:
+        """An actor's end, with what explains it most often: the host's memory and the queues."""
+        free, total = host_memory()
+        queues = {"q_pre": list(self.flow.queues().values()), "ahead": self.flow.ahead, "q_hs": self.flow.features_waiting()}
+        where = f"host memory {free / 1e9:.1f} of {total / 1e9:.1f} GB free, window {self.flow.window_used / 1e6:,.0f} MB"
+        self.event(kind, f"{reason} ({where})", actor=actor, host_free_bytes=free, **queues)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with `error`; the first one counts."""
+        self.failure = self.failure or error
+        self.pulse.beat()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for `condition`, or raises what ended the run."""
+        await self.pulse.until(lambda: self.failure is not None or condition())
+        if self.failure is not None:
+            raise self.failure
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()

@@ -1,0 +1,81 @@
+"""What an export needs to know of a run: which checkpoint, and what its model card says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dflash_ray.config.schema import Config, load_config
+from dflash_ray.json_file import read_json_object
+from dflash_ray.run.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
+from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
+from dflash_ray.run.records import read_records
+
+BEST, LATEST = "best", "latest"
+HELD_OUT = "held-out conversations, mean over fixed blocks"
+REPLAYED = "held-out conversations, replayed block after block as in serving"
+
+
+def run_config(folder: Path) -> Config:
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"--run {folder}: no config.yaml; this is not the folder of a run")
+    return load_config([folder / "config.yaml"])
+
+
+def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
+    """The checkpoint named best, latest or by its folder, verified whole; None means best where there is one, else latest."""
+    best = _read_json(folder / "best.json")
+    if which is None:
+        which = BEST if best else LATEST
+    if which == BEST:
+        if not best:
+            raise ValueError(f"--checkpoint best: {folder} has no validated checkpoint; use latest, or set validation.every_steps")
+        name = best.get("checkpoint")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"{folder / 'best.json'}: {str(name)[:60]!r} is not the name of a checkpoint")
+        return read_checkpoint(folder / "checkpoints" / name)
+    if which != LATEST:
+        return read_checkpoint(Path(which))
+    checkpoint, refused = newest_whole(folder / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"--run {folder}: no whole checkpoint in it{': ' + '; '.join(refused) if refused else ''}")
+    return checkpoint
+
+
+def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
+    """Lines of the model card's recipe, and the acceptance lengths that are known of this checkpoint."""
+    run, summary = RunFolder(folder), _read_json(folder / "summary.json")
+    trainer = checkpoint.meta["trainer"]
+    facts: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
+    if config.data.path is not None:
+        facts["data"] = config.data.path.name
+    if "topology" in summary:
+        facts["topology"] = f"{summary['topology']} (targets-drafters)"
+    seen = [record for record in read_records(run, METRICS, "step") if record["step"] <= checkpoint.step]
+    tokens, supervised = (sum(record.get(key, 0) for record in seen) for key in ("real_tokens", "supervised_tokens"))
+    if tokens and len(seen) == checkpoint.step:  # a run that continues another folder's knows its own steps only
+        facts["tokens"] = f"{tokens:,} seen, {supervised:,} of them supervised"
+    facts["seed"] = config.run.seed
+    if trainer.get("tables"):
+        facts["embedding and head it was trained with"] = f"SHA-256 {trainer['tables']}"
+    tau = {}
+    for record in read_records(run, VALIDATION, "step", "tau"):
+        if record["step"] == checkpoint.step:
+            tau[HELD_OUT] = record["tau"]
+            if "replay_tau" in record:
+                tau[REPLAYED] = record["replay_tau"]
+    best = _read_json(folder / "best.json")
+    if best.get("checkpoint") == checkpoint.path.name:
+        if type(best.get("tau")) not in (int, float):
+            raise ValueError(f"{folder / 'best.json'}: tau is {str(best.get('tau'))[:60]!r}, not a number")
+        tau.setdefault(REPLAYED if best.get("by") == "replay_tau" else HELD_OUT, best["tau"])
+    return facts, tau
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
