@@ -8,7 +8,8 @@ import ray
 
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.machine.processes import facts
-from dflash_ray.run.spec import RunSpec, open_batches
+from dflash_ray.run.build import open_batches
+from dflash_ray.run.spec import RunSpec
 
 
 @ray.remote

@@ -15,9 +15,10 @@ import torch
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.trainer import FeatureError, Staged
 from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.run.build import make_trainer
 from dflash_ray.run.checkpoint import read_checkpoint, save_checkpoint
 from dflash_ray.run.rehearsal import rehearse_drafter
-from dflash_ray.run.spec import RunSpec, make_trainer
+from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.channel import Payload, Receiver, Remote
 from dflash_ray.transport.peer import Buffer, see_all_gpus
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ray
 
-from actors.coordinator.run_state import cause_of, first_line
+from actors.answers import cause_of, first_line
 from dflash_ray.generation.answers import AnswerSettings, load_engine
 from dflash_ray.generation.generate import Asked, CrewLost, Failure
 

@@ -14,8 +14,9 @@ import torch
 
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.run.build import load_run_target
 from dflash_ray.run.rehearsal import rehearse_target
-from dflash_ray.run.spec import RunSpec, load_run_target
+from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.channel import Payload, Remote, Sender, slot_of
 from dflash_ray.transport.peer import Buffer, PeerError
 from dflash_ray.transport.sketch import sketch

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     from dflash_ray.data.prepare.rows import find_files
     from dflash_ray.data.prepare.tokenizer import ChatTokenizer
     from dflash_ray.generation.generate import CrewLost, GenerateSettings, Tally, generate
-    from dflash_ray.target.shape import target_facts
+    from dflash_ray.target.shape import read_target_shape
 
     settings = GenerateSettings(
         prompts=tuple(args.prompts),
@@ -52,12 +52,12 @@ def main(argv: list[str]) -> int:
         group=4 * config.generation.batch_size,
     )
     settings.check()
-    facts = target_facts(args.target)
+    target_shape = read_target_shape(args.target)
     find_files(list(args.prompts), "--prompts")
     tokenizer = ChatTokenizer(args.target, args.chat_template)
     tokenizer.require_template()
     tokenizer.check_thinking(settings.thinking)
-    stops = tuple(sorted({*facts.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))
+    stops = tuple(sorted({*target_shape.eos_token_ids, tokenizer.token_id(tokenizer.end_of_turn)}))
 
     from jobs.support.generate_crew import start_crew
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         crew = start_crew(settings, config, stops)
         try:
             with bar:
-                report = generate(settings, tokenizer, facts, stops, crew, show)
+                report = generate(settings, tokenizer, target_shape, stops, crew, show)
         finally:
             crew.close()
     except CrewLost as error:

@@ -15,7 +15,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from dflash_ray.config.schema import AnchorConfig, BatchingConfig, Config, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import AnchorConfig, BatchingConfig, Config
 from dflash_ray.data.anchors import anchor_count
 from dflash_ray.data.batches.report import batching_report
 from dflash_ray.data.store.dataset import open_dataset

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         console.print(make_table(drafters, points, known, rates, best, measured))
     say_result(console, known, rates, best, args, measured)
     if args.plot is not None:
-        from dflash_ray.watch.plots import plot_topology
+        from dflash_ray.planning.plots import plot_topology
 
         try:
             plot_topology(tables, best, measured, args.plot)

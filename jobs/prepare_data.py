@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_ray.data.prepare.prepare import PrepareSettings, prepare
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
-from dflash_ray.target.shape import target_facts
+from dflash_ray.target.shape import read_target_shape
 from jobs.support.cli import Arguments, require_absolute, require_writable, run, write_file
 from jobs.support.prepare_report import Progress, print_report, show_samples
 
@@ -70,7 +70,7 @@ def _checked(args: argparse.Namespace) -> PrepareSettings:
     if args.json:
         require_writable("--json", args.json)
     if args.target:
-        target_facts(args.target)
+        read_target_shape(args.target)
     return PrepareSettings(
         inputs=tuple(args.input),
         tokenizer=args.tokenizer or args.target,

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.planning.quality import (
     fingerprint,
@@ -184,7 +184,9 @@ def _materials(name: str, config: Any) -> tuple[int, dict[str, str]]:
     """Optimizer steps of one epoch, from the plan that the run will make, and the fingerprints of its data and its target's weights;
     ValueError for a target or data that it cannot use."""
     from dflash_ray.data.batches.source import plan_run
-    from dflash_ray.run.spec import check_data, open_data, resolve, with_weights
+    from dflash_ray.run.build import open_data
+    from dflash_ray.run.checks import check_data
+    from dflash_ray.run.spec import resolve, with_weights
 
     try:
         spec = with_weights(resolve(config, device="cpu", run_dir=Path()))
@@ -201,12 +203,12 @@ def _check_serving(args: Any, target: Path) -> None:
     """ValueError for what jobs.evaluate would refuse of the prompts and the numbers, once everything is trained."""
     from dflash_ray.data.prepare.tokenizer import ChatTokenizer
     from dflash_ray.serve.evaluate import EvaluateSettings, check_settings, read_sets
-    from dflash_ray.target.shape import target_facts
+    from dflash_ray.target.shape import read_target_shape
 
     numbers = {"limit": args.limit, "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens}
-    settings, facts = EvaluateSettings(Path(), target, (args.prompts,), **numbers), target_facts(target)
-    check_settings(settings, facts)
-    read_sets(settings, ChatTokenizer(target), facts)
+    settings, target_shape = EvaluateSettings(Path(), target, (args.prompts,), **numbers), read_target_shape(target)
+    check_settings(settings, target_shape)
+    read_sets(settings, ChatTokenizer(target), target_shape)
 
 
 class Book:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash_ray.run.place import RunEnded
-from dflash_ray.watch.metrics import duration
+from dflash_ray.watch.console import duration
 from jobs.support import cli
 
 EVERY_SECONDS = 1.0

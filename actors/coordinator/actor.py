@@ -9,12 +9,13 @@ from typing import Any
 
 import ray
 
+from actors.answers import ActorLost, RunFailed, first_line
 from actors.batcher import BatcherActor
 from actors.coordinator.drafter_loop import Consumer
 from actors.coordinator.fetcher import Fetcher
 from actors.coordinator.power import PowerWatch
 from actors.coordinator.quarantine import earlier_set_aside
-from actors.coordinator.run_state import ActorLost, Crew, RunFailed, RunState, first_line
+from actors.coordinator.run_state import Crew, RunState
 from actors.coordinator.run_status import Overview
 from actors.coordinator.targets import TargetPool
 from actors.coordinator.vitals import Vitals

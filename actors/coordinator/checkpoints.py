@@ -8,8 +8,9 @@ from typing import Any
 
 import ray
 
+from actors.answers import ActorLost, RunFailed, cause_of, first_line
 from actors.coordinator.drafter_process import DrafterLife
-from actors.coordinator.run_state import ActorLost, RunFailed, RunState, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from dflash_ray.run.checkpoint import prune
 
 

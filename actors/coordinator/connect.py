@@ -7,7 +7,8 @@ from typing import Any
 
 import ray
 
-from actors.coordinator.run_state import ActorLost, RunFailed, RunState, answer, cause_of, first_line
+from actors.answers import ActorLost, RunFailed, answer, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from dflash_ray.transport.peer import Buffer
 
 PROBE_LIMIT = 120.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from actors.coordinator.run_state import ActorLost, answer, cause_of, first_line
+from actors.answers import ActorLost, answer, cause_of, first_line
 from dflash_ray.pipeline.order import Item
 from dflash_ray.transport.sketch import TOLERANCE, difference
 

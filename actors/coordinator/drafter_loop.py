@@ -14,10 +14,11 @@ from typing import Any
 
 import ray
 
+from actors.answers import LOST, ActorLost, CouldNotStart, RunFailed, cause_of, first_line
 from actors.coordinator.checkpoints import Checkpoints
 from actors.coordinator.drafter_process import DrafterLife
 from actors.coordinator.quarantine import count_failure
-from actors.coordinator.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from actors.coordinator.steps import Steps
 from dflash_ray.pipeline.flow import ASIDE, FEATURES, STAGED
 from dflash_ray.pipeline.order import Item

@@ -7,8 +7,9 @@ from typing import Any
 
 import ray
 
+from actors.answers import RunFailed, answer, cause_of, first_line
 from actors.coordinator.connect import connect
-from actors.coordinator.run_state import RunFailed, RunState, answer, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.restarts import RestartBudget

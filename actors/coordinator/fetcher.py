@@ -9,7 +9,8 @@ from typing import Any
 
 import ray
 
-from actors.coordinator.run_state import ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
+from actors.answers import ActorLost, CouldNotStart, RunFailed, answer, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.restarts import RestartBudget

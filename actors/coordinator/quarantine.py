@@ -5,7 +5,8 @@ A batch set aside counts as empty in its step. Many in a row are no bad batches 
 
 from __future__ import annotations
 
-from actors.coordinator.run_state import RunFailed, RunState
+from actors.answers import RunFailed
+from actors.coordinator.run_state import RunState
 
 
 def count_failure(run: RunState, position: int, reason: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.coordinator.run_state import RunFailed, RunState
+from actors.answers import RunFailed
+from actors.coordinator.run_state import RunState
 from dflash_ray.pipeline.order import Item
 from dflash_ray.run.folder import METRICS, TRAINED, VALIDATION
-from dflash_ray.watch.metrics import StepTally, balance_advice, console_line
+from dflash_ray.watch.console import balance_advice, console_line
+from dflash_ray.watch.metrics import StepTally
 
 
 class Steps:

@@ -14,10 +14,11 @@ from typing import Any
 
 import ray
 
+from actors.answers import LOST, ActorLost, CouldNotStart, RunFailed, answer, cause_of, first_line
 from actors.coordinator.cross_check import CrossCheck
 from actors.coordinator.drafter_process import DrafterLife
 from actors.coordinator.quarantine import count_failure
-from actors.coordinator.run_state import LOST, ActorLost, CouldNotStart, RunFailed, RunState, answer, cause_of, first_line
+from actors.coordinator.run_state import RunState
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.order import Item
@@ -107,7 +108,7 @@ class TargetPool:
         run, spec, began = self.run, self.run.spec, self.run.now()
         target.handle = handle = start(run.crew.target, "target", target.name, spec, target.name, spec)
         try:
-            target.facts = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
+            target.shape = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
             await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())
             self._starting.took(self.run.now() - began)
             target.buffers = await self.drafter.connect(target.name, handle)

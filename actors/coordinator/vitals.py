@@ -12,8 +12,9 @@ from typing import Any
 
 import ray
 
+from actors.answers import ActorLost, answer
 from actors.coordinator.power import PowerWatch
-from actors.coordinator.run_state import ActorLost, RunState, answer
+from actors.coordinator.run_state import RunState
 from actors.ray_metrics import RayMetrics
 from dflash_ray.machine.processes import facts
 

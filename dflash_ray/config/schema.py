@@ -1,17 +1,14 @@
 """Every setting of a run, each default written once.
 
-The tree is validated as a whole: an unknown key, a wrong type or an impossible value is a ValueError whose message names the key, the
-value and what would be right. YAML files are merged left to right, then dotted flags (`--optimizer.lr 1e-3`) win. Nothing is read from
-the environment. Importing this module loads neither torch nor ray, so `--help` and `--dry-run` answer at once.
+The tree is validated as a whole (`loading.validate`). Importing this loads neither torch nor ray, so `--help` and `--dry-run` answer at
+once.
 """
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,13 +17,9 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
-
-MOST_YAML_BYTES = 2**20
-MOST_YAML_VALUES = 100_000
 
 
 def _numbers(value: Any) -> Any:
@@ -330,154 +323,3 @@ class Config(Section):
     def as_dict(self) -> dict[str, Any]:
         """Plain YAML-able values; `load_config` of it gives an equal tree."""
         return self.model_dump(mode="json")
-
-
-def merge(base: dict, extra: dict) -> dict:
-    """`extra` over `base`, section by section; neither is changed."""
-    out = dict(base)
-    for key, value in extra.items():
-        out[key] = merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
-    return out
-
-
-def load_config(
-    files: list[Path] | tuple[Path, ...] = (), flags: list[str] | tuple[str, ...] = (), overrides: dict | None = None
-) -> Config:
-    """Files left to right, then `flags` (`["--a.b", "value", ...]`), then `overrides`. ValueError otherwise."""
-    tree: dict = {}
-    for path in files:
-        tree = merge(tree, read_yaml(Path(path)))
-    tree = merge(tree, _parse_flags(list(flags)))
-    return validate(merge(tree, overrides or {}))
-
-
-def validate(tree: dict) -> Config:
-    try:
-        return Config(**tree)
-    except ValidationError as error:
-        raise ValueError(_one_line(error)) from None
-
-
-def read_yaml(path: Path, flag: str = "--config") -> dict:
-    """The mapping in a YAML file that `flag` named; ValueError where it holds none."""
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("is no regular file")  # a pipe would block for ever
-        if path.exists() and path.stat().st_size > MOST_YAML_BYTES:
-            raise ValueError(f"has more than {MOST_YAML_BYTES:,} bytes")
-        data = _yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{flag} {path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{flag} {path}: cannot be read as YAML: {str(error).splitlines()[0]}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ValueError(f"{flag} {path}: the top of a config file must be a mapping of names")
-    return data
-
-
-def _yaml(text: str) -> Any:
-    """Plain values; ValueError for what is no YAML, or refers to itself so that it would be endless or enormous."""
-    try:
-        data = yaml.safe_load(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    # of a value that its tag does not fit (`!!int x`), the parser raises whatever its conversion raised
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError((str(error).strip() or type(error).__name__).splitlines()[0]) from None
-    todo, seen = [data], 0
-    while todo:
-        value = todo.pop()
-        seen += 1
-        if seen > MOST_YAML_VALUES:
-            raise ValueError(f"more than {MOST_YAML_VALUES:,} values, or an alias that refers to itself")
-        if isinstance(value, dict):
-            todo += value.values()
-        elif isinstance(value, list | set | tuple):
-            todo += value
-    return data
-
-
-def _parse_flags(flags: list[str]) -> dict:
-    """Dotted flags to a tree. Only the names are judged here; values are judged with the rest of the tree."""
-    known = _dotted_names(Config)
-    tree: dict = {}
-    position = 0
-    while position < len(flags):
-        flag = flags[position]
-        if not flag.startswith("--"):
-            raise ValueError(f"{flag!r} is not a flag; flags look like --optimizer.lr 1e-3")
-        name, has_equals, value = flag[2:].partition("=")
-        if name not in known:
-            raise ValueError(f"--{name}: no such setting{_suggest(name, known)}")
-        if not has_equals:
-            position += 1
-            if position >= len(flags):
-                raise ValueError(f"--{name}: a value is missing after it")
-            value = flags[position]
-        position += 1
-        *path, leaf = name.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[leaf] = _flag_value(value)
-    return tree
-
-
-def _flag_value(text: str) -> Any:
-    try:
-        value = _yaml(text)
-    except ValueError:
-        return text
-    # numbers stay text: pydantic turns them into numbers where one is wanted, and a run named 7 stays "7"
-    return value if isinstance(value, (bool, list, dict, type(None))) else text
-
-
-def _dotted_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += _dotted_names(field.annotation, f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
-    return names
-
-
-def describe_settings() -> list[tuple[str, str, str]]:
-    """(dotted name, default, description) of every setting, for --help and the README's table."""
-    rows = []
-
-    def walk(model: type[BaseModel], prefix: str) -> None:
-        for name, field in model.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                walk(field.annotation, f"{prefix}{name}.")
-            else:
-                rows.append((prefix + name, str(field.get_default(call_default_factory=True)), field.description or ""))
-
-    walk(Config, "")
-    return rows
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _one_line(error: ValidationError) -> str:
-    known = _dotted_names(Config)
-    lines = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal[", "list["))) or "config"
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: no such setting{_suggest(where, known)}")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            shown = "" if item["type"] == "value_error" else f" (got {_shorten(item['input'])})"
-            lines.append(f"{where}: {message}{shown}")
-    return "; ".join(dict.fromkeys(lines))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -20,7 +20,7 @@ def machine_findings(spec: RunSpec | None, kind: str, topology: str, wanted: flo
 
     uses, supports = gpu_uses()
     gpu = bool(uses)
-    delta = spec is not None and spec.facts.has_linear_attention
+    delta = spec is not None and spec.target_shape.has_linear_attention
     required = spec is not None and spec.config.target.require_fast_path
     heads = cluster.running_heads()
     return [

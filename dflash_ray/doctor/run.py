@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from dflash_ray.doctor.finding import Finding
 from dflash_ray.draft.dflash.memory import memory_estimate
 from dflash_ray.planning.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit
-from dflash_ray.run.spec import RunSpec, check_data
+from dflash_ray.run.checks import check_data
+from dflash_ray.run.spec import RunSpec
 from dflash_ray.target.weights import Checkpoint
 
 STORE_OF_RAM = 0.3  # what Ray gives its object store by default, and never more than /dev/shm has
@@ -36,9 +37,9 @@ def target_folder(spec: RunSpec) -> Finding:
             return Finding(name, "blocker", f"{path / file} is not whole: {str(error).splitlines()[0]}", again)
         if lost:
             return Finding(name, "blocker", f"{path / file} lacks {min(lost)}, which the index puts there", again)
-    layers = spec.facts.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
+    layers = spec.target_shape.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
     missing = [f"layers.{i}" for i in range(layers) if f"layers.{i}.input_layernorm.weight" not in checkpoint]
-    if spec.facts.tie_word_embeddings is False and checkpoint.head_name is None:
+    if spec.target_shape.tie_word_embeddings is False and checkpoint.head_name is None:
         missing.append("lm_head")
     if missing:
         return Finding(name, "blocker", f"{path} holds no weights of {', '.join(missing[:4])}", again)
@@ -58,7 +59,7 @@ def data(spec: RunSpec) -> Finding:
         check_data(spec)
     except ValueError as error:
         return Finding(name, "blocker", str(error), "prepare the data with jobs.prepare_data and this target's tokenizer")
-    from dflash_ray.run.spec import open_data
+    from dflash_ray.run.build import open_data
 
     if "tokenizer" not in open_data(spec.config).manifest:
         what = "the data does not say which tokenizer made it, so it cannot be compared with the target's"

@@ -22,7 +22,7 @@ from dflash_ray.data.prepare.conversations import Conversation, parse_row
 from dflash_ray.data.prepare.dialogue import Dialogue, dialogue_key
 from dflash_ray.data.prepare.rows import Refused, decode_json, find_files, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
-from dflash_ray.target.shape import TargetFacts
+from dflash_ray.target.shape import TargetShape
 from dflash_ray.target.weights import Checkpoint
 
 _ATTEMPTS = 3
@@ -93,7 +93,7 @@ class Tally:
 def generate(
     settings: GenerateSettings,
     tokenizer: ChatTokenizer,
-    facts: TargetFacts,
+    target_shape: TargetShape,
     stops: tuple[int, ...],
     crew: Crew,
     progress: Callable[[Tally], None] = lambda tally: None,
@@ -105,7 +105,7 @@ def generate(
     tally = Tally()
     order: list[str] = []
     with _Journal(settings.output) as journal:
-        work = _dialogues(settings, tokenizer, facts, journal, order, tally)
+        work = _dialogues(settings, tokenizer, target_shape, journal, order, tally)
         _answer_all(work, settings, set(stops), crew, journal, tally, progress)
         written = journal.finish(order)
     counts = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(tally).items()}
@@ -144,11 +144,11 @@ def _answer_all(
 
 
 def _dialogues(
-    settings: GenerateSettings, tokenizer: ChatTokenizer, facts: TargetFacts, journal: _Journal, order: list[str], tally: Tally
+    settings: GenerateSettings, tokenizer: ChatTokenizer, target_shape: TargetShape, journal: _Journal, order: list[str], tally: Tally
 ) -> Iterator[Dialogue]:
     """Conversations without answers; `order` gets the key of every row that the output should hold."""
     made_with = _made_with(settings, tokenizer)
-    longest = facts.max_position_embeddings - 1
+    longest = target_shape.max_position_embeddings - 1
     seen: Counter[str] = Counter()
     for chunk in read_chunks(find_files(list(settings.prompts), "--prompts")):
         for line, raw in chunk:

@@ -24,7 +24,7 @@ def facts() -> dict[str, Any]:
     out["cpu_seconds"] = sum(os.times()[:2])
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        from dflash_ray.watch.power import device_watts
+        from dflash_ray.machine.nvml import device_watts
 
         out["gpu"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         out["gpu_bytes"] = torch.cuda.max_memory_allocated()

@@ -31,9 +31,9 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     """`tokens`, `anchors`: of the largest batch."""
     config, shape, width = spec.config, spec.shape, spec.feature_bytes
     whole = config.loss.needs_teacher
-    layers = spec.facts.num_layers if whole else shape.target_layer_ids[-1] + 1
-    weights = count_parameters(spec.facts, layers)
-    hidden, inner = spec.facts.hidden_size, spec.facts.intermediate_size
+    layers = spec.target_shape.num_layers if whole else shape.target_layer_ids[-1] + 1
+    weights = count_parameters(spec.target_shape, layers)
+    hidden, inner = spec.target_shape.hidden_size, spec.target_shape.intermediate_size
     target = {
         "weights": _target_weights(spec, layers, weights, width),
         "activations": Bytes(
@@ -49,7 +49,7 @@ def run_memory(spec: RunSpec, tokens: int, anchors: int) -> RunMemory:
     if spec.device == "cuda" and config.transport.kind != "object_store":
         slots, each = config.transport.slots, target["features"]
         target["buffers for direct copies"] = Bytes(slots * each.bytes, f"{slots} x {each.arithmetic}")
-    tied = bool(spec.facts.tie_word_embeddings)
+    tied = bool(spec.target_shape.tie_word_embeddings)
     drafter = memory_estimate(shape, config, tokens, anchors, gpu=spec.device == "cuda", tied=tied)
     state = drafter["master weights"].bytes + drafter["optimizer"].bytes
     host = {"checkpoint snapshot": Bytes(state, "master weights and optimizer state, copied between two steps")}
@@ -71,7 +71,7 @@ def plan_memory(samples: int, epochs: int) -> Bytes:
 def _target_weights(spec: RunSpec, layers: int, weights: int, width: int) -> Bytes:
     if spec.config.target.precision != "fp8":
         return Bytes(weights * width, f"{weights / 1e9:.3f} B parameters of {layers} layers and the embedding x {width} B")
-    embedding = spec.facts.vocab_size * spec.facts.hidden_size
+    embedding = spec.target_shape.vocab_size * spec.target_shape.hidden_size
     inside = weights - embedding
     return Bytes(
         inside + 2 * embedding, f"{inside / 1e9:.3f} B parameters of {layers} layers x 1 B + {embedding / 1e9:.3f} B of the embedding x 2 B"

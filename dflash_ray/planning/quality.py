@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dflash_ray.config.schema import Config, load_config, read_yaml
+from dflash_ray.config.loading import load_config, read_yaml
+from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
 from dflash_ray.run.records import finite, read_records

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ray.config.schema import Config, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import Config
 from dflash_ray.draft.dflash.cost import flops_per_anchor, flops_per_token
 from dflash_ray.draft.dflash.shape import DraftShape, resolve_shape
 from dflash_ray.json_file import read_json_object
@@ -22,7 +23,7 @@ from dflash_ray.run.folder import METRICS, RunFolder
 from dflash_ray.run.records import read_records
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.target.cost import counted_flops
-from dflash_ray.target.shape import shape_facts, target_facts
+from dflash_ray.target.shape import known_target_shape, read_target_shape
 from dflash_ray.watch.metrics import WARMUP_STEPS
 
 WAITING_SHARE = 0.2  # of the watts of a GPU that works: assumed for one that waits with a model in its memory
@@ -119,7 +120,7 @@ def of_bench(path: Path) -> Known:
     rows = {row["name"]: row for row in record.get("rows", [])}
     where = f"{path.name}, {record.get('device')}, {str(record.get('date'))[:10]}"
     if record.get("job") == "target":
-        whole = shape_facts(record["shape"]).num_layers - 2
+        whole = known_target_shape(record["shape"]).num_layers - 2
         if record["layers"] < whole:
             raise ValueError(f"--bench {path}: measured only {record['layers']} of {whole} layers; measure without --layers")
         packed = sorted((name for name in rows if "packed" in name), key=lambda name: ("16k" not in name, name.startswith("fp8"), name))
@@ -181,10 +182,10 @@ def fitted_cost(rows: list[dict[str, Any]]) -> DrafterCost:
 
 def of_arithmetic(spec: RunSpec, flops: float, target_share: float, drafter_share: float) -> Known:
     """From counted FLOPs at `flops` per second, of which so much is reached; what hardware.* names goes first."""
-    config, facts, shape = spec.config, spec.facts, spec.shape
-    layers = facts.num_layers if config.loss.needs_teacher else shape.target_layer_ids[-1] + 1
+    config, target_shape, shape = spec.config, spec.target_shape, spec.shape
+    layers = target_shape.num_layers if config.loss.needs_teacher else shape.target_layer_ids[-1] + 1
     length = round(config.data.tokens / config.data.samples) if config.data.tokens and config.data.samples else MEAN_LENGTH
-    of_token = counted_flops(facts, layers, np.array([length])) / length
+    of_token = counted_flops(target_shape, layers, np.array([length])) / length
     per_anchor = config.anchors.tokens_per_anchor
     exact = _cost(shape)
     cost = DrafterCost(exact.context / (flops * drafter_share), exact.anchor / (flops * drafter_share))
@@ -210,8 +211,8 @@ def _cost(shape: DraftShape) -> DrafterCost:
 def _shape(config: Config) -> DraftShape | None:
     """None where this machine does not have the run's target."""
     try:
-        facts = shape_facts(config.target.shape) if config.target.path is None else target_facts(config.target.path)
-        return resolve_shape(config.draft, facts)
+        target_shape = known_target_shape(config.target.shape) if config.target.path is None else read_target_shape(config.target.path)
+        return resolve_shape(config.draft, target_shape)
     except ValueError:
         return None
 

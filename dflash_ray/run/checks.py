@@ -1,18 +1,25 @@
-"""What a run's plan and checkpoint must agree with before anything is started; ValueError says what the user must change."""
+"""What must hold before anything is started: of the data, of the checkpoint that a run continues, of the object store.
+
+ValueError says what the user must change.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dflash_ray.draft.trainer import check_same_training
-from dflash_ray.run.checkpoint import Checkpoint
+from dflash_ray.run.build import open_data
 from dflash_ray.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from dflash_ray.run.checkpoint import Checkpoint
 
 STORE_SHARE = 0.7  # of the object store may be features in flight
 
 
 def check_identity(spec: RunSpec, checkpoint: Checkpoint, mine: dict[str, Any], total_steps: int) -> None:
     """A checkpoint continues only the run it was made by: the same data, plan, seed and drafter."""
+    from dflash_ray.draft.trainer import check_same_training
+
     if "trainer" not in checkpoint.meta:
         raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
     check_same_training(checkpoint.meta["trainer"], spec.shape, spec.config.optimizer.name, total_steps)
@@ -55,3 +62,40 @@ def window_bytes(spec: RunSpec, store_bytes: int, plan: dict[str, Any]) -> int:
             "lower it, or enlarge the store (/dev/shm) or flow.window_bytes"
         )
     return wanted
+
+
+def check_data(spec: RunSpec) -> None:
+    """What a glance at the dataset can tell: readable, supervised, within budget and positions, made with the target's tokenizer."""
+    from dflash_ray.data.batches.plan import refuse_over_budget
+    from dflash_ray.data.prepare.tokenizer import check_same_tokenizer
+    from dflash_ray.data.store.dataset import dataset_splits
+
+    config, target_shape = spec.config, spec.target_shape
+    dataset = open_data(config)
+    refuse_over_budget(dataset.lengths, config.batching)
+    held_out = [open_data(config, "validation")] if "validation" in dataset_splits(config.data.path) else []
+    longest = max(int(split.lengths.max()) for split in (dataset, *held_out))
+    if longest > target_shape.max_position_embeddings:
+        raise ValueError(
+            f"data.path: a sample of {longest} tokens is longer than the target's {target_shape.max_position_embeddings} positions; "
+            "prepare the data with a smaller --max-length"
+        )
+    made_with = _counted(dataset.manifest, "vocab_size")
+    if made_with > target_shape.vocab_size:
+        raise ValueError(
+            f"data.path: {config.data.path} was made with a tokenizer of {made_with} tokens, the target has {target_shape.vocab_size}; "
+            "prepare the data with the target's tokenizer"
+        )
+    mask = config.draft.mask_token_id
+    if times := _counted(dataset.manifest, "counts", "added_tokens", str(mask)):
+        raise ValueError(f"draft.mask_token_id: {mask} occurs {times:,} times in {config.data.path}; use an id that never occurs in text")
+    if config.target.path is not None:
+        check_same_tokenizer(dataset.manifest, config.target.path)
+
+
+def _counted(manifest: dict[str, Any], *keys: str) -> int:
+    """A number of the manifest, 0 where it says nothing."""
+    value: Any = manifest
+    for key in keys:
+        value = value.get(key, 0) if isinstance(value, dict) else 0
+    return value if type(value) is int else 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dflash_ray.config.schema import Config, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
 from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder

@@ -28,7 +28,7 @@ def largest_batch(tokens: int, anchors: int, longest: int, layout: str = "packed
 
 
 def rehearse_target(target: FrozenTarget, tokens: int, anchors: int, block_size: int, *, teacher: bool) -> None:
-    batch = largest_batch(tokens, anchors, target.facts.max_position_embeddings)
+    batch = largest_batch(tokens, anchors, target.shape.max_position_embeddings)
     target.features_and_teacher(batch, block_size) if teacher else target.features(batch)
     _free(target.device)
 

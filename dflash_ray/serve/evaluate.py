@@ -27,7 +27,7 @@ from dflash_ray.serve.speculative import Answer, per_slot_acceptance, served_tau
 from dflash_ray.serve.state import TargetState
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
-from dflash_ray.target.shape import TargetFacts, target_facts
+from dflash_ray.target.shape import TargetShape, read_target_shape
 from dflash_ray.target.weights import Checkpoint
 
 # four steps of bf16 (8 bits of mantissa) relative to the larger logit
@@ -66,14 +66,14 @@ class SetResult:
 
 def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """The numbers of `summarise` over all prompts, and under `sets` those of each set. ValueError for what the user got wrong."""
-    facts = target_facts(settings.target)
-    check_drafter(settings, facts)
-    check_settings(settings, facts)
+    target_shape = read_target_shape(settings.target)
+    check_drafter(settings, target_shape)
+    check_settings(settings, target_shape)
     tokenizer = ChatTokenizer(settings.target, settings.chat_template)
-    sets = read_sets(settings, tokenizer, facts)
+    sets = read_sets(settings, tokenizer, target_shape)
     other = other_target(settings)
-    target, drafter = load_pair(settings, facts)
-    stops = facts.eos_token_ids
+    target, drafter = load_pair(settings, target_shape)
+    stops = target_shape.eos_token_ids
     total = sum(len(one.prompts) for one in sets.values())
     done = 0
     warm = next(iter(sets.values())).prompts[:1]
@@ -105,19 +105,19 @@ def evaluate(settings: EvaluateSettings, progress: Callable[[int, int], None] = 
     return result
 
 
-def check_drafter(settings: EvaluateSettings, facts: TargetFacts) -> None:
+def check_drafter(settings: EvaluateSettings, target_shape: TargetShape) -> None:
     """ValueError unless the drafter's shape fits the target."""
     shape = read_shape(settings.drafter)
     for name, ours, theirs in (
-        ("hidden size", shape.hidden, facts.hidden_size),
-        ("vocabulary", shape.vocab, facts.vocab_size),
-        ("number of target layers", shape.num_target_layers, facts.num_layers),
+        ("hidden size", shape.hidden, target_shape.hidden_size),
+        ("vocabulary", shape.vocab, target_shape.vocab_size),
+        ("number of target layers", shape.num_target_layers, target_shape.num_layers),
     ):
         if ours != theirs:
             raise ValueError(f"--drafter {settings.drafter}: made for a {name} of {ours}, the target has {theirs}; give its own target")
 
 
-def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
+def check_settings(settings: EvaluateSettings, target_shape: TargetShape) -> None:
     """ValueError unless the numbers make sense and the target can end an answer."""
     for flag, value in (
         ("--max-new-tokens", settings.max_new_tokens),
@@ -130,7 +130,7 @@ def check_settings(settings: EvaluateSettings, facts: TargetFacts) -> None:
         raise ValueError(f"--seed {settings.seed}: must be at least 0")
     if not 0 <= settings.temperature < float("inf"):
         raise ValueError(f"--temperature {settings.temperature}: must be 0 (greedy) or more")
-    if not facts.eos_token_ids:
+    if not target_shape.eos_token_ids:
         raise ValueError(f"--target {settings.target}: config.json and generation_config.json name no eos_token_id; answers would not end")
 
 
@@ -140,7 +140,7 @@ def other_target(settings: EvaluateSettings) -> bool | None:
     return None if theirs is None else theirs != Checkpoint(settings.target).fingerprint()
 
 
-def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTarget, ServedDrafter]:
+def load_pair(settings: EvaluateSettings, target_shape: TargetShape) -> tuple[FrozenTarget, ServedDrafter]:
     """Target with head and drafter on one device, in one precision."""
     device = settings.device
     if device == "auto":
@@ -157,11 +157,11 @@ def load_pair(settings: EvaluateSettings, facts: TargetFacts) -> tuple[FrozenTar
     return target, ServedDrafter(model, target.embedding, target.head)
 
 
-def read_sets(settings: EvaluateSettings, tokenizer: ChatTokenizer, facts: TargetFacts) -> dict[str, SetResult]:
+def read_sets(settings: EvaluateSettings, tokenizer: ChatTokenizer, target_shape: TargetShape) -> dict[str, SetResult]:
     """The prompts of every set, by its name. ValueError for a file without any."""
     tokenizer.check_thinking(settings.thinking)
     sets = {}
-    longest = facts.max_position_embeddings - 1
+    longest = target_shape.max_position_embeddings - 1
     for path in settings.prompts:
         for thinking in settings.thinking:
             prompts, skipped = read_prompts(path, tokenizer, thinking=thinking, limit=settings.limit, longest=longest)

@@ -85,18 +85,18 @@ def plain_greedy(target: FrozenTarget, prompt_ids: list[int], max_new_tokens: in
 
 def check_prompts(target: FrozenTarget, prompts: Sequence[list[int]]) -> None:
     """ValueError for a prompt that is empty, has a token the target does not know, or leaves no position for an answer."""
-    facts = target.facts
+    shape = target.shape
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {number} has no token; give at least one")
-        if not 0 <= min(prompt) <= max(prompt) < facts.vocab_size:
-            raise ValueError(f"prompt {number} has a token outside 0..{facts.vocab_size - 1}; was it made with another tokenizer?")
-        if len(prompt) >= facts.max_position_embeddings:
+        if not 0 <= min(prompt) <= max(prompt) < shape.vocab_size:
+            raise ValueError(f"prompt {number} has a token outside 0..{shape.vocab_size - 1}; was it made with another tokenizer?")
+        if len(prompt) >= shape.max_position_embeddings:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens; the target has {facts.max_position_embeddings} positions, shorten the prompt"
+                f"prompt {number} has {len(prompt)} tokens; the target has {shape.max_position_embeddings} positions, shorten the prompt"
             )
 
 
 def token_limit(target: FrozenTarget, prompt: list[int], max_new_tokens: int) -> int:
     """Most tokens an answer may have: the setting, or what the target's positions leave."""
-    return min(max_new_tokens, target.facts.max_position_embeddings - len(prompt))
+    return min(max_new_tokens, target.shape.max_position_embeddings - len(prompt))

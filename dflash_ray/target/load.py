@@ -22,7 +22,7 @@ from dflash_ray.target.model import FrozenTarget
 from dflash_ray.target.plain.fused import fused_for
 from dflash_ray.target.plain.mixers import mixers_for, plain_mixers
 from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
-from dflash_ray.target.shape import TargetFacts, shape_facts, target_facts
+from dflash_ray.target.shape import TargetShape, known_target_shape, read_target_shape
 from dflash_ray.target.weights import Checkpoint
 
 # frequencies of these do not depend on the length, so one table serves every pass
@@ -56,15 +56,15 @@ def load_target(
     where it does not. precision fp8 (products in e4m3) exists only there.
     """
     device = torch.device(device)
-    facts = shape_facts(random_shape) if random_shape else target_facts(path)
+    target_shape = known_target_shape(random_shape) if random_shape else read_target_shape(path)
     dtype = _dtype(precision, device)
     whole = teacher or with_head or taps is None
-    kept = facts.num_layers if whole else max(taps) + 1
+    kept = target_shape.num_layers if whole else max(taps) + 1
     if fast is None:
         fast = device.type == "cuda" and not with_head
     if precision == "fp8" and not fast:
         raise ValueError("target.precision: fp8 computes features on a GPU and nothing else; use bf16 to decode, bf16 or float32 on a CPU")
-    model = _skeleton(facts, kept)
+    model = _skeleton(target_shape, kept)
     checkpoint = None if random_shape else Checkpoint(path)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -78,10 +78,10 @@ def load_target(
     layers = []
     with torch.no_grad():
         embedding = fill(model.embed_tokens, "embed_tokens.").weight
-        table = RotaryTable(type(model.rotary_emb)(model.config), facts.head_dim, device)
-        builder = _FastBuilder(facts, embedding, table, taps or [], fp8=precision == "fp8") if fast else None
+        table = RotaryTable(type(model.rotary_emb)(model.config), target_shape.head_dim, device)
+        builder = _FastBuilder(target_shape, embedding, table, taps or [], fp8=precision == "fp8") if fast else None
         for index in range(kept):
-            layer = _layer(fill(model.layers[index], f"layers.{index}."), facts, index)
+            layer = _layer(fill(model.layers[index], f"layers.{index}."), target_shape, index)
             if builder is not None:
                 builder.add(index, layer)
             if precision != "fp8":
@@ -93,15 +93,15 @@ def load_target(
             if checkpoint is None:
                 head = embedding
             else:
-                head = checkpoint.head(device, tied=facts.tie_word_embeddings).to(dtype)
-                head = embedding if facts.tie_word_embeddings or checkpoint.head_name is None else head
+                head = checkpoint.head(device, tied=target_shape.tie_word_embeddings).to(dtype)
+                head = embedding if target_shape.tie_word_embeddings or checkpoint.head_name is None else head
             for layer in layers:
                 layer.expect_few_rows()
     report = builder.report if builder is not None else KernelReport()
     if require_fast and report.reason:
         raise ValueError(f"target.require_fast_path: {report.reason}; fix it or set require_fast_path to false (slower)")
     return FrozenTarget(
-        facts=facts,
+        target_shape=target_shape,
         taps=list(taps) if taps is not None else [],
         layers=layers,
         embedding=embedding,
@@ -118,8 +118,8 @@ def load_target(
 class _FastBuilder:
     """Fast layers, made and tested one by one while the weights arrive; after the first refusal nothing but its reason."""
 
-    def __init__(self, facts: TargetFacts, embedding: torch.Tensor, table: RotaryTable, taps: list[int], *, fp8: bool) -> None:
-        delta, device = facts.has_linear_attention, embedding.device
+    def __init__(self, target_shape: TargetShape, embedding: torch.Tensor, table: RotaryTable, taps: list[int], *, fp8: bool) -> None:
+        delta, device = target_shape.has_linear_attention, embedding.device
         self.taps, self.fp8 = taps, fp8
         self.layers: list[FastLayer] = []
         self.report = KernelReport(reason=fast_path_missing(device, embedding.dtype, delta=delta))
@@ -128,7 +128,7 @@ class _FastBuilder:
             return
         self.fused = fused_for(device)
         warm = _WARM_TOKENS if device.type == "cuda" else 0
-        self.test = SelfTest(embedding, table, delta=delta, warm_tokens=min(warm, 8 * facts.max_position_embeddings))
+        self.test = SelfTest(embedding, table, delta=delta, warm_tokens=min(warm, 8 * target_shape.max_position_embeddings))
         self.report = self.test.report
 
     def add(self, index: int, layer: Layer) -> None:
@@ -154,9 +154,9 @@ class _FastBuilder:
         log.warning("fast path refused, documents run apart through plain torch: %s", reason)
 
 
-def count_parameters(facts: TargetFacts, layers: int) -> int:
+def count_parameters(target_shape: TargetShape, layers: int) -> int:
     """Parameters of the first `layers` layers and the embedding, counted on the family's own modules without storage."""
-    model = _skeleton(facts, layers)
+    model = _skeleton(target_shape, layers)
     return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("norm."))
 
 
@@ -168,16 +168,16 @@ def _dtype(precision: str, device: torch.device) -> torch.dtype:
     return _PRECISIONS[precision]
 
 
-def _skeleton(facts: TargetFacts, kept: int) -> nn.Module:
+def _skeleton(target_shape: TargetShape, kept: int) -> nn.Module:
     """The family's text model with `kept` layers and no storage."""
     with warnings.catch_warnings():
         # flash-linear-attention warns at import on a machine without a GPU; it is not used there
         warnings.filterwarnings("ignore", message="Triton is not supported")
         from transformers import AutoConfig, AutoModel
 
-        values = {key: value for key, value in facts.config.items() if key not in ("text_config", "vision_config")}
-        values |= {"num_hidden_layers": kept, "layer_types": list(facts.layer_types[:kept])}
-        config = AutoConfig.for_model(_text_type(facts.model_type), **_constructor_values(values))
+        values = {key: value for key, value in target_shape.config.items() if key not in ("text_config", "vision_config")}
+        values |= {"num_hidden_layers": kept, "layer_types": list(target_shape.layer_types[:kept])}
+        config = AutoConfig.for_model(_text_type(target_shape.model_type), **_constructor_values(values))
         rope = config.rope_parameters.get("rope_type", "default")
         if rope not in STATIC_ROPE:
             raise ValueError(f"target.path: rope_type {rope!r} is not supported; supported are {', '.join(STATIC_ROPE)}")
@@ -196,21 +196,21 @@ def _constructor_values(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in foreign}
 
 
-def _layer(module: nn.Module, facts: TargetFacts, index: int) -> Layer:
-    eps = facts.rms_norm_eps
-    if facts.layer_types[index] == "linear_attention":
+def _layer(module: nn.Module, target_shape: TargetShape, index: int) -> Layer:
+    eps = target_shape.rms_norm_eps
+    if target_shape.layer_types[index] == "linear_attention":
         mixer = GatedDeltaNet(module.linear_attn)
     else:
-        rope = facts.config.get("rope_parameters") or {}
-        partial = rope.get("partial_rotary_factor", facts.config.get("partial_rotary_factor"))
+        rope = target_shape.config.get("rope_parameters") or {}
+        partial = rope.get("partial_rotary_factor", target_shape.config.get("partial_rotary_factor"))
         if partial is None:
-            partial = 0.25 if facts.has_linear_attention else 1.0
+            partial = 0.25 if target_shape.has_linear_attention else 1.0
         mixer = Attention(
             module.self_attn,
-            heads=facts.num_attention_heads,
-            kv_heads=facts.num_key_value_heads,
-            rotary_dim=int(facts.head_dim * partial),
-            window=facts.config.get("sliding_window") if facts.layer_types[index] == "sliding_attention" else None,
+            heads=target_shape.num_attention_heads,
+            kv_heads=target_shape.num_key_value_heads,
+            rotary_dim=int(target_shape.head_dim * partial),
+            window=target_shape.config.get("sliding_window") if target_shape.layer_types[index] == "sliding_attention" else None,
             eps=eps,
         )
     dense = hasattr(module.mlp, "gate_proj")

@@ -19,7 +19,7 @@ from dflash_ray.target.fast import FastLayer, documents, run_layers
 from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
 from dflash_ray.target.plain.mixers import Mixers, Rows
 from dflash_ray.target.self_test import KernelReport
-from dflash_ray.target.shape import TargetFacts
+from dflash_ray.target.shape import TargetShape
 
 
 class FrozenTarget:
@@ -31,7 +31,7 @@ class FrozenTarget:
     def __init__(
         self,
         *,
-        facts: TargetFacts,
+        target_shape: TargetShape,
         taps: list[int],
         layers: list[Layer],
         embedding: torch.Tensor,
@@ -43,14 +43,14 @@ class FrozenTarget:
         fast: list[FastLayer] | None,
         kernels: KernelReport,
     ) -> None:
-        self.facts, self.taps, self.layers = facts, taps, layers
+        self.shape, self.taps, self.layers = target_shape, taps, layers
         self.embedding, self.final_norm, self.head = embedding, final_norm, head
         # the module itself makes teacher rows; decoding runs the same numbers in fewer calls
         self.logits = None
         if head is not None:
             self.logits = FrozenLinear(head)  # of final-normed rows
             self.logits.expect_few_rows()
-        self.decode_norm = None if final_norm is None else RmsNorm(final_norm, facts.rms_norm_eps)
+        self.decode_norm = None if final_norm is None else RmsNorm(final_norm, target_shape.rms_norm_eps)
         self.layout = layout
         self.device, self.dtype = embedding.device, embedding.dtype
         self.rotary_table, self.mixers, self.fast, self.kernels = rotary_table, mixers, fast, kernels
@@ -87,7 +87,7 @@ class FrozenTarget:
             last, real = self._run_fast(batch, out)
             wanted = torch.from_numpy(positions_wanted.astype(np.int64)).to(self.device)
             return out, positions_wanted, self.final_norm(last[wanted if real is None else real[wanted]])
-        rows_out = torch.empty(len(positions_wanted), self.facts.hidden_size, dtype=self.dtype, device=self.device)
+        rows_out = torch.empty(len(positions_wanted), self.shape.hidden_size, dtype=self.dtype, device=self.device)
         for start, end, ids, positions, rows, real in self._passes(batch, varlen):
             last = self._run(ids, positions, rows, out[start:end], real)
             low, high = np.searchsorted(positions_wanted, (start, end))
@@ -97,12 +97,12 @@ class FrozenTarget:
 
     def _empty_features(self, batch: Batch) -> torch.Tensor:
         longest = batch.lengths.max(initial=0)
-        if longest > self.facts.max_position_embeddings:
+        if longest > self.shape.max_position_embeddings:
             raise ValueError(
-                f"data.path: a document of {longest} tokens is longer than the target's {self.facts.max_position_embeddings} "
+                f"data.path: a document of {longest} tokens is longer than the target's {self.shape.max_position_embeddings} "
                 f"positions; prepare the data with a smaller --max-length"
             )
-        return torch.empty(batch.tokens, len(self.taps) * self.facts.hidden_size, dtype=self.dtype, device=self.device)
+        return torch.empty(batch.tokens, len(self.taps) * self.shape.hidden_size, dtype=self.dtype, device=self.device)
 
     def _run_fast(self, batch: Batch, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One pass of the fast layers; writes the taps. The last output [allocated tokens, H], and where in it each token of the batch is.
@@ -119,7 +119,7 @@ class FrozenTarget:
             padded = np.zeros(len(lengths) * longest, dtype=np.int32)
             padded[place] = ids
             ids, lengths, real = padded, np.full(len(lengths), longest), self._to_device(place)
-        delta = self.facts.has_linear_attention
+        delta = self.shape.has_linear_attention
         docs = documents(lengths, self.device, self.rotary_table(int(lengths.max())), delta=delta)
         return run_layers(self.fast, self._to_device(ids), self.embedding, docs, self.taps, out, real), real
 
@@ -154,7 +154,7 @@ class FrozenTarget:
 
     def _run(self, ids: torch.Tensor, positions: np.ndarray, rows: Rows, out: torch.Tensor, real: np.ndarray | None) -> torch.Tensor:
         """One pass; writes the taps into `out` [tokens, L*H] and returns the last kept layer's output [B, T, H]."""
-        width = self.facts.hidden_size
+        width = self.shape.hidden_size
         rotate = self.rotation(positions)
         x = F.embedding(ids, self.embedding)
         for index, layer in enumerate(self.layers):

@@ -32,7 +32,7 @@ _MASK_NAME = re.compile(r"<\|mask\|>|<mask>|\[mask\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class TargetFacts:
+class TargetShape:
     """Sizes are counts, `rope_theta` the rotary base, ids are token ids. `config` is the text part of config.json as it stands."""
 
     model_type: str
@@ -69,22 +69,22 @@ class TargetFacts:
         return varlen and (not self.has_linear_attention or importlib.util.find_spec("fla") is not None)
 
 
-def target_facts(path: Path | str) -> TargetFacts:
+def read_target_shape(path: Path | str) -> TargetShape:
     """Facts of the Hugging Face folder `path`. ValueError when a file or key is missing or the family is unknown."""
     path = Path(path)
     config = _read_json(path / "config.json", required=True)
     generation = _read_json(path / "generation_config.json")
-    return facts_of_config(config, generation, where=f"{path / 'config.json'}")
+    return target_shape_of_config(config, generation, where=f"{path / 'config.json'}")
 
 
-def shape_facts(shape: str) -> TargetFacts:
+def known_target_shape(shape: str) -> TargetShape:
     """Facts of a known shape, for explaining or benchmarking a run without a folder."""
     if shape not in SHAPES:
         raise ValueError(f"target.shape: {shape!r} is not known; known shapes are {', '.join(sorted(SHAPES))}")
-    return facts_of_config(SHAPES[shape], {}, where=f"shape {shape}")
+    return target_shape_of_config(SHAPES[shape], {}, where=f"shape {shape}")
 
 
-def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where: str) -> TargetFacts:
+def target_shape_of_config(config: dict[str, Any], generation: dict[str, Any], *, where: str) -> TargetShape:
     """Facts of a parsed `config.json` (multimodal or text) and `generation_config.json`; `where` names it in errors."""
     text = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     model_type = text.get("model_type")
@@ -112,7 +112,7 @@ def facts_of_config(config: dict[str, Any], generation: dict[str, Any], *, where
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
     if type(tied) not in (bool, type(None)):
         raise ValueError(f"target.path: {where} has tie_word_embeddings {_short(tied)}; true or false is expected")
-    return TargetFacts(
+    return TargetShape(
         model_type=model_type,
         num_layers=layers,
         hidden_size=need("hidden_size"),
@@ -189,28 +189,28 @@ def resolve_mask_token(path: Path | str, configured_id: int | None) -> int:
     """
     path = Path(path)
     key = "draft.mask_token_id"
-    facts = target_facts(path)
+    target_shape = read_target_shape(path)
     mask = configured_id
     if mask is None:
         mask = _tokenizer_mask(path)
         if mask is None:
             raise ValueError(f"{key}: the tokenizer of {path} names no mask token; give the id of a token that never occurs in text")
-    if not 0 <= mask < facts.vocab_size:
-        raise ValueError(f"{key}: {mask} has no row in the target's embedding; use an id of 0..{facts.vocab_size - 1}")
-    for name, ids in _reserved_ids(path, facts).items():
+    if not 0 <= mask < target_shape.vocab_size:
+        raise ValueError(f"{key}: {mask} has no row in the target's embedding; use an id of 0..{target_shape.vocab_size - 1}")
+    for name, ids in _reserved_ids(path, target_shape).items():
         if mask in ids:
             raise ValueError(f"{key}: {mask} is the target's {name} token; use an id that never occurs in text")
     return mask
 
 
-def _reserved_ids(path: Path, facts: TargetFacts) -> dict[str, set[int]]:
+def _reserved_ids(path: Path, target_shape: TargetShape) -> dict[str, set[int]]:
     names = _token_names(path)
     settings = _read_json(path / "tokenizer_config.json")
     config = _read_json(path / "config.json")
     reserved: dict[str, set[int]] = {}
     for kind in ("pad", "eos"):
         ids = {names[t] for t in [_content(settings.get(f"{kind}_token"))] if isinstance(t, str) and t in names}
-        for source in (config, facts.config, _read_json(path / "generation_config.json")):
+        for source in (config, target_shape.config, _read_json(path / "generation_config.json")):
             ids |= set(_ids(source.get(f"{kind}_token_id"), f"{kind}_token_id", str(path)))
         reserved[kind] = ids
     return reserved

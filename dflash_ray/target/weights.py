@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dflash_ray.json_file import read_json_object
-from dflash_ray.target.shape import TargetFacts, target_facts
+from dflash_ray.target.shape import TargetShape, read_target_shape
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -136,24 +136,25 @@ def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, st
 
     The fingerprint (hex SHA-256 over shapes, dtypes and every byte) goes into checkpoints and model cards in place of the matrices.
     """
-    facts = target_facts(path)
+    target_shape = read_target_shape(path)
     checkpoint = Checkpoint(path)
     embed = checkpoint.read(_EMBEDDING)
-    tied = facts.tie_word_embeddings or (facts.tie_word_embeddings is None and checkpoint.head_name is None)
+    tied = target_shape.tie_word_embeddings or (target_shape.tie_word_embeddings is None and checkpoint.head_name is None)
     head = embed if tied else checkpoint.head(tied=False)
     digest = hashlib.sha256()
     for tensor in (embed,) if tied else (embed, head):
-        if tensor.shape != (facts.vocab_size, facts.hidden_size):
+        if tensor.shape != (target_shape.vocab_size, target_shape.hidden_size):
             raise ValueError(
-                f"target.path: an embedding of {path} is {list(tensor.shape)}, config.json says {[facts.vocab_size, facts.hidden_size]}"
+                f"target.path: an embedding of {path} is {list(tensor.shape)}, "
+                f"config.json says {[target_shape.vocab_size, target_shape.hidden_size]}"
             )
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
     return embed, head, digest.hexdigest()
 
 
-def random_embedding(facts: TargetFacts, seed: int, device: str) -> torch.Tensor:
+def random_embedding(target_shape: TargetShape, seed: int, device: str) -> torch.Tensor:
     """bf16 [V, H] stand-in for both tables of a target with random weights (benchmarks), drawn on `device`."""
     generator = torch.Generator(device).manual_seed(seed)
-    empty = torch.empty(facts.vocab_size, facts.hidden_size, dtype=torch.bfloat16, device=device)
+    empty = torch.empty(target_shape.vocab_size, target_shape.hidden_size, dtype=torch.bfloat16, device=device)
     return empty.normal_(0, 0.02, generator=generator)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from dflash_ray.json_file import read_regular_file
 
@@ -17,28 +15,6 @@ READINGS = 5  # a decision rests on the mean of this many, all made since the la
 MOST_PATIENCE = 600  # readings
 MOST_BYTES = 2**20  # of a file of watts
 MOST_WATTS = 1e9  # of a device
-
-
-def device_watts() -> tuple[str, float] | None:
-    """(UUID, watts) of this process's CUDA device by NVML; None where NVML is missing or the device does not tell (MIG)."""
-    import pynvml
-
-    try:
-        uuid, handle = _device()
-        return uuid, pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
-    except pynvml.NVMLError:
-        return None
-
-
-@cache
-def _device() -> tuple[str, Any]:
-    """(UUID, NVML's handle): a process sees one GPU, the first."""
-    import pynvml
-    import torch
-
-    pynvml.nvmlInit()
-    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    return uuid, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def read_watts(path: Path) -> dict[str, float]:

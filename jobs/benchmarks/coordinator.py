@@ -21,7 +21,7 @@ import ray
 
 from actors.coordinator.actor import CoordinatorActor
 from actors.placement import actor_options
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.pipeline.flow import Flow
 from dflash_ray.run.spec import RunSpec, resolve
 from jobs.benchmarks.fake_actors import FAKES

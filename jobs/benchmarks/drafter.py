@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.blocks.labels import Labels
 from dflash_ray.draft.blocks.mask import Blocks
@@ -28,7 +28,7 @@ from dflash_ray.draft.loss import block_losses
 from dflash_ray.draft.trainer import DraftTrainer, Staged
 from dflash_ray.planning import bench
 from dflash_ray.target.known_shapes import SHAPES
-from dflash_ray.target.shape import shape_facts
+from dflash_ray.target.shape import known_target_shape
 from dflash_ray.transport.channel import Receiver
 from dflash_ray.transport.payload import pack
 
@@ -74,13 +74,13 @@ def main(argv: list[str]) -> int:
 
 
 def make_trainer(name: str, device: torch.device, optimizer: str, chunk: int | None) -> DraftTrainer:
-    facts = shape_facts(name)
-    settings = dict(PUBLISHED if facts.hidden_size >= 2048 else TINY)
+    target_shape = known_target_shape(name)
+    settings = dict(PUBLISHED if target_shape.hidden_size >= 2048 else TINY)
     settings["layer_types"] = ["sliding_attention"] * (settings["num_layers"] - 1) + ["full_attention"]
-    settings["mask_token_id"] = facts.vocab_size - 1
+    settings["mask_token_id"] = target_shape.vocab_size - 1
     train = {"head_chunk": chunk} if chunk else {}
     config = load_config(overrides={"draft": settings, "optimizer": {"name": optimizer}, "train": train})
-    shape = resolve_shape(config.draft, facts)
+    shape = resolve_shape(config.draft, target_shape)
     generator = torch.Generator(device).manual_seed(1)
     embed, head = (torch.randn(shape.vocab, shape.hidden, device=device, dtype=torch.bfloat16, generator=generator) for _ in range(2))
     return DraftTrainer(config, shape, embed.mul_(0.02), head.mul_(0.02), device, total_steps=10_000)

@@ -21,16 +21,17 @@ import ray
 import torch
 import yaml
 
-from actors.coordinator.run_state import RunFailed
+from actors.answers import RunFailed
 from actors.drafter import DrafterActor
 from actors.placement import actor_options
 from actors.target import TargetActor
-from dflash_ray.config.schema import load_config, merge, validate
+from dflash_ray.config.loading import load_config, merge, validate
 from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.planning import bench
-from dflash_ray.run.spec import open_batches, resolve
+from dflash_ray.run.build import open_batches
+from dflash_ray.run.spec import resolve
 from dflash_ray.target.known_shapes import SHAPES
-from dflash_ray.target.shape import shape_facts
+from dflash_ray.target.shape import known_target_shape
 from dflash_ray.transport.payload import pack
 from jobs.benchmarks.drafter import PUBLISHED, TINY
 from jobs.benchmarks.sampler import Sampler
@@ -82,7 +83,7 @@ def bench_runs(args: argparse.Namespace, flags: list[str]) -> int:
 def documents(folder: Path, args: argparse.Namespace) -> None:
     """The corpus: random tokens in documents of natural lengths, a few hundred batches of them."""
     folder.mkdir()
-    rng, vocab = np.random.default_rng(0), shape_facts(args.shape).vocab_size
+    rng, vocab = np.random.default_rng(0), known_target_shape(args.shape).vocab_size
     samples = max(400, args.token_budget * 200 // 2026) if args.token_budget >= 8192 else 400
     with DatasetWriter(folder / "all") as writer:
         for length in bench.document_lengths(samples, args.token_budget // 2):
@@ -95,8 +96,8 @@ class Case:
 
     def __init__(self, args: argparse.Namespace, flags: list[str], scratch: Path, per_anchor: float):
         self.args, self.per_anchor = args, per_anchor
-        facts, base = shape_facts(args.shape), scratch / f"config-{per_anchor:g}.yaml"
-        base.write_text(yaml.safe_dump(settings(args, scratch, per_anchor, facts.hidden_size, facts.vocab_size)))
+        target_shape, base = known_target_shape(args.shape), scratch / f"config-{per_anchor:g}.yaml"
+        base.write_text(yaml.safe_dump(settings(args, scratch, per_anchor, target_shape.hidden_size, target_shape.vocab_size)))
         self.config = load_config([base], flags)
         device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
         self.spec = resolve(self.config, device=device, run_dir=scratch / "run", namespace="dflash-ray-bench")

@@ -22,7 +22,7 @@ from dflash_ray.target.cost import counted_flops
 from dflash_ray.target.known_shapes import SHAPES
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
-from dflash_ray.target.shape import shape_facts
+from dflash_ray.target.shape import known_target_shape
 
 # of the corpus the lengths are drawn like; shorter corpora scale them
 EDGES, LONGEST = (0, 770, 1216, 1728, 2432, 3296, 8192), 8192
@@ -42,13 +42,13 @@ def main(argv: list[str]) -> int:
     gpu = device.type == "cuda"
     shape = args.shape or ("qwen3.6-27b" if gpu else "tiny-hybrid")
     longest = args.longest or (LONGEST if gpu else 256)
-    facts = shape_facts(shape)
-    layers = args.layers or facts.num_layers - 2
-    if not 1 <= layers < facts.num_layers:
-        raise ValueError(f"--layers: {layers} is outside 1..{facts.num_layers - 1} of {shape}")
+    target_shape = known_target_shape(shape)
+    layers = args.layers or target_shape.num_layers - 2
+    if not 1 <= layers < target_shape.num_layers:
+        raise ValueError(f"--layers: {layers} is outside 1..{target_shape.num_layers - 1} of {shape}")
     if longest < 256:
         raise ValueError(f"--longest: {longest} leaves length buckets empty; use at least 256")
-    taps = [tap for tap in resolve_taps(DraftConfig(), facts.num_layers) if tap < layers - 1] + [layers - 1]
+    taps = [tap for tap in resolve_taps(DraftConfig(), target_shape.num_layers) if tap < layers - 1] + [layers - 1]
     record = bench.Record("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
     record.facts |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
     ceilings = f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}"
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     for precision in ("bf16", "fp8") if args.precision == "both" else (args.precision,):
         target = load_target(None, taps=taps, device=device, precision=precision, random_shape=shape, fast=True)
         record.facts[f"kernels_{precision}"] = vars(target.kernels)
-        for name, one in cases(longest, facts.vocab_size).items():
+        for name, one in cases(longest, target_shape.vocab_size).items():
             if precision == args.precision or precision == "bf16" or name.startswith("packed"):
                 measure(record, target, f"{precision} {name}", one, layers, args.repeats)
         if f"{precision} uniform 32k" in {row.name for row in record.rows}:
@@ -116,7 +116,7 @@ def measure(record: bench.Record, target: FrozenTarget, name: str, one: Batch, l
     with torch.inference_mode():
         peak = bench.peak_bytes(target.device, lambda: target.features(one))
         timing = bench.time_calls(lambda: target.features(one), target.device, repeats=repeats, warm=0)
-    flops = counted_flops(target.facts, layers, one.lengths)
+    flops = counted_flops(target.shape, layers, one.lengths)
     facts = {"documents": one.documents, "allocated_tokens": one.allocated_tokens}
     record.add(bench.Row(name, timing, one.tokens, flops, peak, facts))
 

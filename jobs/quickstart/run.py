@@ -14,7 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dflash_ray.config.schema import Config, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
 from jobs.support.cli import Arguments, run

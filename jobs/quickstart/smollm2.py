@@ -55,9 +55,9 @@ def answers(target: Path, folder: Path) -> dict[str, Path]:
     from dflash_ray.data.prepare.tokenizer import ChatTokenizer
     from dflash_ray.serve.plain import generate_batch
     from dflash_ray.target.load import load_target
-    from dflash_ray.target.shape import target_facts
+    from dflash_ray.target.shape import read_target_shape
 
-    tokenizer, facts = ChatTokenizer(target), target_facts(target)
+    tokenizer, target_shape = ChatTokenizer(target), read_target_shape(target)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_target(target, taps=None, device=device, precision="float32", with_head=True)
     (folder / "answers").mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def answers(target: Path, folder: Path) -> dict[str, Path]:
                 model,
                 ids,
                 max_new_tokens=MAX_NEW_TOKENS,
-                stop_ids=facts.eos_token_ids,
+                stop_ids=target_shape.eos_token_ids,
                 batch_size=48,
                 on_answer=lambda *_, bar=bar, task=task: bar.advance(task),
             )
         lines = []
         for number, (messages, prompt, answer) in enumerate(zip(prompts, ids, given, strict=True)):
-            if answer[-1] not in facts.eos_token_ids:
+            if answer[-1] not in target_shape.eos_token_ids:
                 continue  # cut by the limit: a drafter would learn an end that is none
             turn = {"role": "assistant", "content": tokenizer.decode(answer[:-1]), "prompt_ids": prompt, "output_ids": answer}
             lines.append(json.dumps({"id": f"{split}-{number}", "conversations": [*messages, turn]}))

@@ -16,7 +16,8 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from dflash_ray.config.schema import Config, describe_settings, load_config
+from dflash_ray.config.loading import describe_settings, load_config
+from dflash_ray.config.schema import Config
 
 JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
 

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from dflash_ray.config.schema import Config
 from dflash_ray.planning.memory import GIB, SHM_SHARE, Bytes, plan_memory, refuse_what_cannot_fit, run_memory
-from dflash_ray.run.spec import RunSpec, check_data, open_batches, resolve
+from dflash_ray.run.build import open_batches
+from dflash_ray.run.checks import check_data
+from dflash_ray.run.spec import RunSpec, resolve
 from jobs.support.run_driver import refuse_relative_paths, run_dir
 
 PACKED_FILL = 0.99  # of the budget, what packing reaches on realistic lengths
@@ -33,7 +35,7 @@ def explain(config: Config) -> dict[str, Any]:
     console.print(yaml.safe_dump(spec.config.as_dict(), sort_keys=False), markup=False)
     shape = spec.shape
     console.print(
-        f"target: {spec.facts.model_type}, {spec.facts.num_layers} layers, hidden {spec.facts.hidden_size:,}, taps "
+        f"target: {spec.target_shape.model_type}, {spec.target_shape.num_layers} layers, hidden {spec.target_shape.hidden_size:,}, taps "
         f"{list(shape.target_layer_ids)}, runs {_layers_run(spec)} layers on {device}; {config.targets} of them\n"
         f"drafter: {shape.num_layers} layers, block {shape.block_size}, {shape.parameters / 1e9:.3f} B trainable parameters "
         f"({shape.parameters:,})\n"
@@ -88,7 +90,7 @@ def _total(parts: dict[str, Bytes]) -> int:
 
 
 def _layers_run(spec: RunSpec) -> int:
-    return spec.facts.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
+    return spec.target_shape.num_layers if spec.config.loss.needs_teacher else spec.shape.target_layer_ids[-1] + 1
 
 
 def plan_sizes(spec: RunSpec) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class LiveRun:
         """The coordinator's answer. ValueError if it is gone, says nothing, or refuses."""
         import ray
 
-        from actors.coordinator.run_state import cause_of, first_line
+        from actors.answers import cause_of, first_line
 
         try:
             return ray.get(getattr(self._coordinator, method).remote(*arguments), timeout=ANSWER_SECONDS)

@@ -18,15 +18,17 @@ from typing import Any
 
 import ray
 
+from actors.answers import cause_of, first_line
 from actors.coordinator.actor import LOCK_PATIENCE, CoordinatorActor
-from actors.coordinator.run_state import cause_of, first_line
 from actors.placement import actor_options, gpus_wanted, on_this_node, refuse_too_many_processes
-from dflash_ray.config.schema import Config, merge, validate
+from dflash_ray.config.loading import merge, validate
+from dflash_ray.config.schema import Config
 from dflash_ray.doctor.checks import gpu_uses, quick_findings, refuse_blockers
 from dflash_ray.machine.environment import environment
 from dflash_ray.run.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
+from dflash_ray.run.checks import check_data
 from dflash_ray.run.folder import RunFolder
-from dflash_ray.run.spec import RunSpec, check_data, resolve, with_weights
+from dflash_ray.run.spec import RunSpec, resolve, with_weights
 from dflash_ray.watch.power import read_watts
 from jobs.support.cli import Failed, Stopped, under_job_submit
 from jobs.support.progress import Progress

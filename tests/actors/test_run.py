@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.run.checkpoint import list_checkpoints, read_checkpoint
 from dflash_ray.run.exports import HELD_OUT, REPLAYED, choose_checkpoint, facts_of_run, run_config
@@ -115,7 +115,8 @@ def test_the_best_checkpoint_is_the_one_that_would_serve_best(material, tmp_path
 
 def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
     """A mixture with a teacher and with noise, through the actors and in one loop without Ray: the same bits."""
-    from dflash_ray.run.spec import load_run_target, make_trainer, open_batches, resolve
+    from dflash_ray.run.build import load_run_target, make_trainer, open_batches
+    from dflash_ray.run.spec import resolve
 
     sections = {"loss": {"ce": 0.5, "kl": 1.0, "tv": 0.25, "dpace": 0.5}, "noise": {"start": 0.2, "end": 0.1, "steps": 4}}
     sections |= {"train": {"epochs": 2, "batches_per_step": 2}, "run": {"max_steps": 6}, "topology": "2-1"}
@@ -160,7 +161,7 @@ def test_a_step_of_a_changed_run_is_refused(material, local_ray, tmp_path):
 
 
 def test_config_of_a_run_starts_the_same_run_again(undisturbed, material, local_ray, tmp_path):
-    from dflash_ray.config.schema import load_config
+    from dflash_ray.config.loading import load_config
     from jobs.support.run_driver import drive, prepare
 
     config = load_config([undisturbed.path / "config.yaml"], ["--run.dir", str(tmp_path / "again"), "--run.max_steps", "4"])

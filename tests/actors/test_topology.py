@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.planning.balance import DrafterCost, Power, Rates, point, rates_behind, recommend
 from dflash_ray.planning.stage_rates import Known, fitted_cost, of_bench, of_run
 from dflash_ray.run.folder import METRICS, RunFolder

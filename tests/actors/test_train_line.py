@@ -7,8 +7,9 @@ import ray
 
 from actors.drafter import DrafterActor
 from actors.target import TargetActor
-from dflash_ray.config.schema import validate
-from dflash_ray.run.spec import open_batches, resolve
+from dflash_ray.config.loading import validate
+from dflash_ray.run.build import open_batches
+from dflash_ray.run.spec import resolve
 from tests.support.tiny_runs import dense_material, tiny_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

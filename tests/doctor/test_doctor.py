@@ -13,7 +13,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.doctor import cluster, machine, run
 from dflash_ray.doctor.checks import machine_findings, quick_findings, refuse_blockers

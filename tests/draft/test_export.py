@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.draft.dflash.card import model_card, with_tau
 from dflash_ray.draft.dflash.export import export_config, export_drafter, load_drafter, read_shape
 from dflash_ray.draft.dflash.shape import FULL, SLIDING

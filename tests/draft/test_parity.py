@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_ray.config.schema import LossConfig, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import LossConfig
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.blocks.labels import Labels
 from dflash_ray.draft.blocks.mask import Blocks
@@ -19,9 +20,9 @@ from dflash_ray.draft.trainer import DraftTrainer
 
 @pytest.fixture(scope="module")
 def case(shared):
-    facts = json.loads((shared / "parity" / "dflash_case.json").read_text())
+    target_shape = json.loads((shared / "parity" / "dflash_case.json").read_text())
     tensors = load_file(shared / "parity" / "dflash_case.safetensors")
-    config = facts["config"]
+    config = target_shape["config"]
     shape = DraftShape(
         hidden=config["hidden_size"],
         vocab=config["vocab_size"],
@@ -52,7 +53,7 @@ def case(shared):
         anchors=np.sort(anchors).astype(np.int32),
     )
     weights = {name.removeprefix("draft."): value for name, value in tensors.items() if name.startswith("draft.")}
-    return shape, batch, tensors, weights, facts["expected"]
+    return shape, batch, tensors, weights, target_shape["expected"]
 
 
 @pytest.mark.parametrize(("name", "gamma"), [("ce, gamma=7", 7.0), ("ce, no decay", 1e12)])

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import transformers
 
-from dflash_ray.config.schema import DraftConfig, load_config
+from dflash_ray.config.loading import load_config
+from dflash_ray.config.schema import DraftConfig
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.dflash.export import export_drafter, load_drafter
 from dflash_ray.draft.dflash.shape import FULL, SLIDING, resolve_shape
@@ -23,7 +24,7 @@ from dflash_ray.serve.drafter import ServedDrafter
 from dflash_ray.serve.plain import plain_greedy
 from dflash_ray.serve.speculative import served_tau, speculative
 from dflash_ray.target.load import load_target
-from dflash_ray.target.shape import target_facts
+from dflash_ray.target.shape import read_target_shape
 from tests.support.tiny_targets import VOCAB, save_target
 
 TAPS, BLOCK, LENGTH = [0, 2], 6, 64
@@ -54,10 +55,10 @@ def one_batch(asked: list[list[int]], answers: list[list[int]]) -> Batch:
 def learn_by_heart(target_folder: Path, out: Path, asked: list[list[int]], kinds: tuple[str, ...], *, steps: int, taps=TAPS, length=LENGTH):
     """Exports a drafter to `out` that has seen the target's greedy answers to `asked`. Returns (target, answers, tau over the blocks)."""
     target = load_target(target_folder, taps=taps, device="cpu", with_head=True)
-    facts = target.facts
+    target_shape = target.shape
     answers = [plain_greedy(target, prompt, length, []) for prompt in asked]
-    mask = next(token for token in range(facts.vocab_size - 1, 0, -1) if not any(token in text for text in asked + answers))
-    small = facts.hidden_size < 64
+    mask = next(token for token in range(target_shape.vocab_size - 1, 0, -1) if not any(token in text for text in asked + answers))
+    small = target_shape.hidden_size < 64
     draft = DraftConfig(
         block_size=BLOCK,
         num_layers=len(kinds),
@@ -69,7 +70,7 @@ def learn_by_heart(target_folder: Path, out: Path, asked: list[list[int]], kinds
         head_dim=16 if small else None,
         intermediate_size=96 if small else None,
     )
-    shape = resolve_shape(draft, facts)
+    shape = resolve_shape(draft, target_shape)
     trainer = DraftTrainer(load_config(overrides={"optimizer": {"name": "muon"}}), shape, target.embedding, target.head, "cpu", steps)
     batch = one_batch(asked, answers)
     features = target.features(batch)
@@ -168,10 +169,10 @@ def test_the_reference_decodes_the_same_on_real_text(tmp_path, reference, name):
         tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False)
         for text in questions
     ]
-    layers, count = target_facts(folder).num_layers, 24
+    layers, count = read_target_shape(folder).num_layers, 24
     taps = sorted({1, layers // 2, layers - 3})
     target, *_ = learn_by_heart(folder, tmp_path / "drafter", asked[:2], (FULL,), steps=15, taps=taps, length=count)
     served = serve(tmp_path / "drafter", target, asked, count)
-    hybrid = target.facts.has_linear_attention
+    hybrid = target.shape.has_linear_attention
     assert_same(served, decode_with_reference(reference, tmp_path, folder, asked, count, hybrid), count)
     assert served_tau(served) > 1

@@ -23,8 +23,8 @@ def target(**changes):
     return SimpleNamespace(**(vars(QWEN) | changes))
 
 
-def resolve(facts=QWEN, **draft):
-    return resolve_shape(DraftConfig(**({"mask_token_id": 5} | draft)), facts)
+def resolve(target_shape=QWEN, **draft):
+    return resolve_shape(DraftConfig(**({"mask_token_id": 5} | draft)), target_shape)
 
 
 def test_the_qwen_drafter_has_1_730_billion_parameters():

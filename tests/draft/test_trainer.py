@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.blocks.mask import Blocks
 from dflash_ray.draft.dflash.memory import memory_estimate

@@ -22,7 +22,7 @@ from dflash_ray.generation.generate import Failure, GenerateSettings, generate
 from dflash_ray.generation.on_policy import agreement, on_policy
 from dflash_ray.serve.plain import plain_greedy
 from dflash_ray.target.load import load_target
-from dflash_ray.target.shape import target_facts
+from dflash_ray.target.shape import read_target_shape
 from jobs import generate as job
 from jobs import prepare_data
 from tests.support.tiny_chat import KEEPS, OPENS, save_tokenizer
@@ -76,13 +76,13 @@ def _settings(tmp_path, *prompts, **more) -> GenerateSettings:
     return GenerateSettings(prompts, tmp_path / "target", tmp_path / "out.jsonl", **(given | more))
 
 
-def _generate(settings, chat, crew, facts):
-    return generate(settings, chat, facts, (chat.token_id("<|im_end|>"),), crew)
+def _generate(settings, chat, crew, target_shape):
+    return generate(settings, chat, target_shape, (chat.token_id("<|im_end|>"),), crew)
 
 
 @pytest.fixture
-def facts(folder):
-    return target_facts(folder)
+def target_shape(folder):
+    return read_target_shape(folder)
 
 
 def _rows(path) -> list[dict]:
@@ -94,7 +94,7 @@ def _questions(path, count: int, first: int = 0):
     return path
 
 
-def test_every_turn_is_asked_with_the_answers_given_so_far(tmp_path, chat, facts):
+def test_every_turn_is_asked_with_the_answers_given_so_far(tmp_path, chat, target_shape):
     old = [
         {"role": "system", "content": "rules"},
         {"role": "user", "content": "one"},
@@ -105,7 +105,7 @@ def test_every_turn_is_asked_with_the_answers_given_so_far(tmp_path, chat, facts
     ]
     (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": old}))
     crew = Echo(chat)
-    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, crew, facts)
+    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, crew, target_shape)
     assert report["turns"] == 3 and report["written"] == 1
     messages = _rows(tmp_path / "out.jsonl")[0]["conversations"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant", "user", "assistant"]
@@ -118,7 +118,7 @@ def test_every_turn_is_asked_with_the_answers_given_so_far(tmp_path, chat, facts
         assert chat.decode(messages[index]["output_ids"]) == messages[index]["content"] + "<|im_end|>"
 
 
-def test_an_answer_of_weight_0_is_kept_and_not_asked_for(tmp_path, chat, facts):
+def test_an_answer_of_weight_0_is_kept_and_not_asked_for(tmp_path, chat, target_shape):
     old = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "KEPT", "weight": 0},
@@ -127,22 +127,22 @@ def test_an_answer_of_weight_0_is_kept_and_not_asked_for(tmp_path, chat, facts):
     ]
     (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": old}))
     crew = Echo(chat)
-    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, crew, facts)
+    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, crew, target_shape)
     assert report["turns"] == 1 and len(crew.asked) == 1 and "KEPT" in crew.asked[0][0]
     messages = _rows(tmp_path / "out.jsonl")[0]["conversations"]
     assert messages[1] == {"role": "assistant", "content": "KEPT", "weight": 0}
     assert messages[3]["content"] != "OLD" and "weight" not in messages[3]
 
 
-def test_rows_keep_their_order_whatever_ends_first(tmp_path, chat, facts):
-    report = _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 20)), chat, Echo(chat, free=4), facts)
+def test_rows_keep_their_order_whatever_ends_first(tmp_path, chat, target_shape):
+    report = _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 20)), chat, Echo(chat, free=4), target_shape)
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(20)) and report["answered"] == 20
     assert not (tmp_path / "out.jsonl.partial").exists()
 
 
-def test_a_failed_group_is_asked_again_one_by_one_and_one_that_always_fails_is_left_out(tmp_path, chat, facts):
+def test_a_failed_group_is_asked_again_one_by_one_and_one_that_always_fails_is_left_out(tmp_path, chat, target_shape):
     crew = Echo(chat, fail=lambda texts: any("q4" in text for text in texts))
-    report = _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 8)), chat, crew, facts)
+    report = _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 8)), chat, crew, target_shape)
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == [0, 1, 2, 3, 5, 6, 7]
     assert report["failed"] == 1 and report["failed_calls"] == {"out of memory": 3}
     assert [len(texts) for texts in crew.asked if any("q4" in text for text in texts)] == [3, 1, 1]
@@ -152,7 +152,7 @@ class _Stop(Exception):
     pass
 
 
-def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, facts):
+def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, target_shape):
     """Interrupted twice; the first time in the middle of writing a row, as a kill may do it."""
     settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 16))
     for torn in (b'{"key": "torn', b""):
@@ -164,31 +164,31 @@ def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, facts)
                 raise _Stop
 
         with pytest.raises(_Stop):
-            generate(settings, chat, facts, (chat.token_id("<|im_end|>"),), Echo(chat), stop)
+            generate(settings, chat, target_shape, (chat.token_id("<|im_end|>"),), Echo(chat), stop)
         with open(tmp_path / "out.jsonl.partial", "ab") as file:
             file.write(torn)
     crew = Echo(chat)
-    report = _generate(settings, chat, crew, facts)
+    report = _generate(settings, chat, crew, target_shape)
     assert report["reused"] == 12 and sum(map(len, crew.asked)) == 4
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(16))
 
 
-def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_path, chat, facts):
-    _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 5)), chat, Echo(chat), facts)
+def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_path, chat, target_shape):
+    _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 5)), chat, Echo(chat), target_shape)
     crew = Echo(chat)
     longer = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 8))
-    assert _generate(longer, chat, crew, facts)["reused"] == 5 and sum(map(len, crew.asked)) == 3
-    report = _generate(replace(longer, max_new_tokens=49), chat, Echo(chat), facts)
+    assert _generate(longer, chat, crew, target_shape)["reused"] == 5 and sum(map(len, crew.asked)) == 3
+    report = _generate(replace(longer, max_new_tokens=49), chat, Echo(chat), target_shape)
     assert report["reused"] == 0 and report["written"] == 8
     assert len(_rows(tmp_path / "out.jsonl.before")) == 8  # the earlier answers are not lost
     touched = replace(longer, max_new_tokens=49)
     (tmp_path / "target" / "model.safetensors").touch()
-    assert _generate(touched, chat, Echo(chat), facts)["reused"] == 8
+    assert _generate(touched, chat, Echo(chat), target_shape)["reused"] == 8
     save_target("qwen3", tmp_path / "target", seed=1)
-    assert _generate(touched, chat, Echo(chat), facts)["reused"] == 0
+    assert _generate(touched, chat, Echo(chat), target_shape)["reused"] == 0
 
 
-def test_rows_that_cannot_be_asked_are_counted(tmp_path, chat, facts):
+def test_rows_that_cannot_be_asked_are_counted(tmp_path, chat, target_shape):
     rows = [
         "{",
         json.dumps({"input_ids": [1, 2], "loss_mask": [0, 1]}),
@@ -199,26 +199,26 @@ def test_rows_that_cannot_be_asked_are_counted(tmp_path, chat, facts):
         json.dumps({"messages": [{"role": "user", "content": "q"}]}),
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
-    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, Echo(chat), facts)
+    report = _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, Echo(chat), target_shape)
     assert report["rows_read"] == 6 and report["written"] == 1
     assert report["skipped"] == {"not_json": 1, "no_conversation": 1, "unknown_role": 1, "no_prompt": 1, "too_long": 1}
     assert report["examples"]["not_json"].startswith(f"{tmp_path / 'a.jsonl'}:1")
 
 
-def test_an_answer_without_an_end_closes_its_conversation(tmp_path, chat, facts):
+def test_an_answer_without_an_end_closes_its_conversation(tmp_path, chat, target_shape):
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "two"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
     crew = Echo(chat)
-    report = generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, facts, (99_999,), crew)
+    report = generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, target_shape, (99_999,), crew)
     assert report["ended_early"] == {"token_limit": 1}
     assert [message["role"] for message in _rows(tmp_path / "out.jsonl")[0]["conversations"]] == ["user", "assistant"]
 
 
-def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_path, facts):
+def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_path, target_shape):
     chat = ChatTokenizer(save_tokenizer(tmp_path / "opens", OPENS))
     crew = Echo(chat, words="why\n</think>\n\nanswer {}")
     settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 2), thinking=(False, True))
-    _generate(settings, chat, crew, facts)
+    _generate(settings, chat, crew, target_shape)
     rows = _rows(tmp_path / "out.jsonl")
     assert [(row["id"], row["thinking"]) for row in rows] == [(0, False), (0, True), (1, False), (1, True)]
     prompts = [chat.decode(row["conversations"][-1]["prompt_ids"]) for row in rows[:2]]
@@ -231,24 +231,24 @@ def test_both_ways_of_thinking_give_a_row_each_and_reasoning_stands_apart(tmp_pa
     assert chat.decode(ids[mask == 1]) == "why\n</think>\n\n" + answer["content"] + "<|im_end|>"
 
 
-def test_equal_questions_are_asked_once_when_greedy_and_each_time_when_sampled(tmp_path, chat, facts):
+def test_equal_questions_are_asked_once_when_greedy_and_each_time_when_sampled(tmp_path, chat, target_shape):
     row = json.dumps({"messages": [{"role": "user", "content": "q"}]})
     (tmp_path / "a.jsonl").write_text(f"{row}\n{row}\n{row}\n")
     greedy, named, sampled = Echo(chat), Echo(chat), Echo(chat)
-    assert _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, greedy, facts)["written"] == 3
+    assert _generate(_settings(tmp_path, tmp_path / "a.jsonl"), chat, greedy, target_shape)["written"] == 3
     assert sum(map(len, greedy.asked)) == 1
     messages = json.loads(row)["messages"]
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"id": name, "messages": messages}) + "\n" for name in "xy"))
-    _generate(replace(_settings(tmp_path, tmp_path / "b.jsonl"), output=tmp_path / "named.jsonl"), chat, named, facts)
+    _generate(replace(_settings(tmp_path, tmp_path / "b.jsonl"), output=tmp_path / "named.jsonl"), chat, named, target_shape)
     assert [row["id"] for row in _rows(tmp_path / "named.jsonl")] == ["x", "y"]
-    assert _generate(_settings(tmp_path, tmp_path / "a.jsonl", temperature=1.0), chat, sampled, facts)["written"] == 3
+    assert _generate(_settings(tmp_path, tmp_path / "a.jsonl", temperature=1.0), chat, sampled, target_shape)["written"] == 3
     assert sum(map(len, sampled.asked)) == 3 and len(set(sampled.streams)) == 3
 
 
-def test_a_file_that_is_not_from_this_job_is_never_overwritten(tmp_path, chat, facts):
+def test_a_file_that_is_not_from_this_job_is_never_overwritten(tmp_path, chat, target_shape):
     (tmp_path / "out.jsonl").write_text('{"my": "notes"}\n')
     with pytest.raises(ValueError, match="not from this job"):
-        _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 1)), chat, Echo(chat), facts)
+        _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 1)), chat, Echo(chat), target_shape)
     assert (tmp_path / "out.jsonl").read_text() == '{"my": "notes"}\n'
 
 
@@ -388,7 +388,7 @@ def test_a_killed_actor_costs_its_call_and_nothing_else(tmp_path, folder, local_
         settings = GenerateSettings(
             (_word_questions(tmp_path / "a.jsonl", 12),), folder, tmp_path / "out.jsonl", (False,), 12, 0.0, 0, group=3
         )
-        report = generate(settings, chat, target_facts(folder), (1,), crew)
+        report = generate(settings, chat, read_target_shape(folder), (1,), crew)
     finally:
         crew.close()
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(12))

@@ -20,7 +20,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.data.store.dataset import open_dataset
 from dflash_ray.draft.dflash.export import load_drafter
 from dflash_ray.draft.dflash.shape import resolve_shape
@@ -28,7 +28,7 @@ from dflash_ray.draft.trainer import DraftTrainer
 from dflash_ray.run.checkpoint import newest_whole, read_checkpoint, save_checkpoint
 from dflash_ray.run.exports import choose_checkpoint
 from dflash_ray.run.folder import RunFolder
-from dflash_ray.target.shape import resolve_mask_token, target_facts
+from dflash_ray.target.shape import read_target_shape, resolve_mask_token
 from dflash_ray.target.weights import Checkpoint, embedding_and_head
 from tests.support.tiny_runs import tiny_config, tiny_dataset
 
@@ -229,9 +229,9 @@ def test_target_folders(material, watch, tmp_path, size):
             (folder / name).write_bytes(spoil_json(tree, rng) if name == chosen else json.dumps(tree).encode())
 
     def read() -> None:
-        target_facts(folder)
+        read_target_shape(folder)
         resolve_mask_token(folder, None)
-        resolve_shape(load_config([], ["--draft.num_taps", "2"]).draft.model_copy(update={"mask_token_id": 5}), target_facts(folder))
+        resolve_shape(load_config([], ["--draft.num_taps", "2"]).draft.model_copy(update={"mask_token_id": 5}), read_target_shape(folder))
 
     accepted, refused = attack(watch, read, spoil, 100 * size, "target")
     assert accepted and refused
@@ -275,7 +275,7 @@ def test_target_weights(watch, tmp_path, size):
 
 @pytest.fixture(scope="module")
 def trainer(material) -> tuple[DraftTrainer, torch.Tensor]:
-    from dflash_ray.config.schema import validate
+    from dflash_ray.config.loading import validate
     from dflash_ray.run.spec import resolve
 
     folder, tree = material
@@ -377,7 +377,7 @@ def test_no_file_is_unpickled(watch, tmp_path):
     (tmp_path / "data" / "train" / "00000.arrow").write_bytes(pickle.dumps(Command()))
     embed = torch.zeros(8, 4)
     for read in (
-        lambda: target_facts(tmp_path / "target"),
+        lambda: read_target_shape(tmp_path / "target"),
         lambda: Checkpoint(tmp_path / "target"),
         lambda: load_drafter(tmp_path / "drafter", embed, embed),
         lambda: read_checkpoint(tmp_path / "checkpoints" / "step-00000001"),
@@ -395,7 +395,7 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(watch, tmp_path, make
     (tmp_path / "train").mkdir()
     make(tmp_path / "train" / "0.arrow")
     for read in (
-        lambda: target_facts(tmp_path),
+        lambda: read_target_shape(tmp_path),
         lambda: Checkpoint(tmp_path),
         lambda: read_checkpoint(tmp_path),
         lambda: open_dataset(tmp_path),

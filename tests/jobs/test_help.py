@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from dflash_ray.config.schema import describe_settings
+from dflash_ray.config.loading import describe_settings
 from tests.support.processes import ROOT
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.data.store.dataset import Sample
 from dflash_ray.data.store.writer import write_dataset
 from jobs.plan_batches import main

@@ -9,11 +9,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dflash_ray.config.schema import BatchingConfig, validate
+from dflash_ray.config.loading import validate
+from dflash_ray.config.schema import BatchingConfig
 from dflash_ray.data.batches.plan import RunPlan
 from dflash_ray.planning.memory import plan_memory, run_memory
+from dflash_ray.run.build import load_run_target, make_trainer
 from dflash_ray.run.rehearsal import largest_batch
-from dflash_ray.run.spec import load_run_target, make_trainer, resolve
+from dflash_ray.run.spec import resolve
 from tests.support.tiny_runs import dense_material, tiny_config
 
 

@@ -157,8 +157,9 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
 
 
 def test_state_is_float32_and_another_run_s_state_is_refused(tmp_path):
-    from dflash_ray.config.schema import validate
-    from dflash_ray.run.spec import make_trainer, resolve
+    from dflash_ray.config.loading import validate
+    from dflash_ray.run.build import make_trainer
+    from dflash_ray.run.spec import resolve
     from dflash_ray.target.weights import embedding_and_head
     from tests.support.tiny_runs import tiny_config
 

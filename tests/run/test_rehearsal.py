@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.draft.blocks.labels import Labels
+from dflash_ray.run.build import load_run_target, make_trainer, open_batches
 from dflash_ray.run.rehearsal import largest_batch, rehearse_drafter, rehearse_target
-from dflash_ray.run.spec import load_run_target, make_trainer, open_batches, resolve
+from dflash_ray.run.spec import resolve
 from tests.support.tiny_runs import tiny_config
 
 

@@ -55,10 +55,10 @@ def calm_target(request, families):
 
 
 def random_drafter(target, *, sliding: bool = False, seed: int = 0) -> ServedDrafter:
-    facts = target.facts
+    target_shape = target.shape
     shape = DraftShape(
-        hidden=facts.hidden_size,
-        vocab=facts.vocab_size,
+        hidden=target_shape.hidden_size,
+        vocab=target_shape.vocab_size,
         intermediate=40,
         num_layers=2,
         heads=4,
@@ -69,10 +69,10 @@ def random_drafter(target, *, sliding: bool = False, seed: int = 0) -> ServedDra
         block_size=BLOCK,
         mask_token_id=VOCAB - 1,
         target_layer_ids=tuple(TAPS),
-        num_target_layers=facts.num_layers,
-        rope_theta=facts.rope_theta,
-        rms_norm_eps=facts.rms_norm_eps,
-        max_position_embeddings=facts.max_position_embeddings,
+        num_target_layers=target_shape.num_layers,
+        rope_theta=target_shape.rope_theta,
+        rms_norm_eps=target_shape.rms_norm_eps,
+        max_position_embeddings=target_shape.max_position_embeddings,
     )
     model = DraftModel(shape)
     initialise(model, seed, std=0.3)

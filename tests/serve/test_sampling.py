@@ -65,7 +65,7 @@ def test_speculative_and_plain_sampling_draw_pairs_of_tokens_with_the_targets_pr
 
     first = distribution(prompt)
     likely = [token for token in first.argsort(descending=True)[:4].tolist()]
-    pairs = torch.zeros(4, target.facts.vocab_size, dtype=torch.float64)
+    pairs = torch.zeros(4, target.shape.vocab_size, dtype=torch.float64)
     for row, token in enumerate(likely):
         pairs[row] = first[token] * distribution([*prompt, token])
     expected = rounds * torch.cat((pairs.flatten(), 1 - pairs.sum()[None])).numpy()
@@ -73,7 +73,7 @@ def test_speculative_and_plain_sampling_draw_pairs_of_tokens_with_the_targets_pr
     for tokens in (answers, generate_batch(target, [prompt] * rounds, **settings)):
         counts = np.zeros(len(expected))
         for one, two in tokens:
-            counts[likely.index(one) * target.facts.vocab_size + two if one in likely else -1] += 1
+            counts[likely.index(one) * target.shape.vocab_size + two if one in likely else -1] += 1
         assert chi_square(counts, expected) < 5
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.dflash.export import export_drafter, load_drafter
 from dflash_ray.draft.dflash.model import DraftModel
@@ -76,7 +76,7 @@ def test_answers_learnt_by_heart_are_accepted_when_served(family, tmp_path):
             "optimizer": {"name": "muon", "lr": 3e-3},
         }
     )
-    shape = resolve_shape(config.draft, target.facts)
+    shape = resolve_shape(config.draft, target.shape)
     trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", steps)
     batch = batch_of(prompts, answers)
     model = learnt(trainer, batch, target.features(batch), steps, tmp_path / "drafter")
@@ -104,7 +104,7 @@ def test_replayed_answers_give_the_served_tau(steps, tmp_path):
     answers = [plain_greedy(target, prompt, ANSWER - cut, []) for prompt, cut in zip(prompts, (0, 3, 40, 63), strict=True)]
     draft = {"block_size": BLOCK, "num_layers": 1, "target_layer_ids": [0, 2], "mask_token_id": VOCAB - 1, "num_attention_heads": 2}
     config = validate({"draft": draft | {"head_dim": 16}, "optimizer": {"name": "muon", "lr": 3e-3}})
-    shape = resolve_shape(config.draft, target.facts)
+    shape = resolve_shape(config.draft, target.shape)
     trainer = DraftTrainer(config, shape, target.embedding, target.head, "cpu", max(steps, 1))
     batch = batch_of(prompts, answers)
     features = target.features(batch)

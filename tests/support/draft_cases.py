@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from dflash_ray.config.schema import load_config, merge
+from dflash_ray.config.loading import load_config, merge
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.dflash.model import DraftModel, initialise
 from dflash_ray.draft.dflash.shape import FULL, SLIDING, DraftShape

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ray.config.schema import merge, validate
+from dflash_ray.config.loading import merge, validate
 from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.run.folder import RunFolder
 from tests.support.tiny_targets import VOCAB, save_target

@@ -19,7 +19,7 @@ from dflash_ray.target.load import load_target
 from dflash_ray.target.plain.fused import fused_for
 from dflash_ray.target.plain.mixers import Rows
 from dflash_ray.target.self_test import FastPathRefused, SelfTest
-from dflash_ray.target.shape import facts_of_config, target_facts
+from dflash_ray.target.shape import read_target_shape, target_shape_of_config
 from tests.support.tiny_targets import CONFIGS, FAMILIES, save_target
 from tests.target.test_features import TAPS, make_batch, relative
 
@@ -151,20 +151,20 @@ def test_fp8_is_refused_where_it_cannot_be(tmp_path):
 @pytest.mark.parametrize("name", ["llama", "qwen3_5", "qwen3_sliding"])
 def test_counted_flops_are_two_per_parameter_and_four_per_pair_and_feature(name, tmp_path):
     model = save_target(name, tmp_path)
-    facts = target_facts(tmp_path)
+    target_shape = read_target_shape(tmp_path)
     parameters = sum(p.numel() for layer in model.model.layers[:5] for p in layer.parameters())
-    assert active_parameters(facts, 5) == parameters
+    assert active_parameters(target_shape, 5) == parameters
     lengths, pairs = np.array([300, 41]), 0
-    for kind in facts.layer_types[:5]:
-        reach = {"full_attention": 10**9, "sliding_attention": facts.config.get("sliding_window"), "linear_attention": 0}[kind]
+    for kind in target_shape.layer_types[:5]:
+        reach = {"full_attention": 10**9, "sliding_attention": target_shape.config.get("sliding_window"), "linear_attention": 0}[kind]
         pairs += sum(min(position + 1, reach) for length in lengths for position in range(length))
-    expected = 2 * parameters * lengths.sum() + 4 * facts.num_attention_heads * facts.head_dim * pairs
-    assert counted_flops(facts, 5, lengths) == pytest.approx(expected, rel=5e-3)
+    expected = 2 * parameters * lengths.sum() + 4 * target_shape.num_attention_heads * target_shape.head_dim * pairs
+    assert counted_flops(target_shape, 5, lengths) == pytest.approx(expected, rel=5e-3)
 
 
 def test_experts_that_a_token_does_not_visit_are_not_counted():
     config = CONFIGS["qwen3_moe"]().to_dict()
-    facts = facts_of_config(config, {}, where="test")
-    visiting_all = facts_of_config({**config, "num_experts_per_tok": 4}, {}, where="test")
+    target_shape = target_shape_of_config(config, {}, where="test")
+    visiting_all = target_shape_of_config({**config, "num_experts_per_tok": 4}, {}, where="test")
     idle = 2 * 3 * 32 * 24  # two of four experts, gate, up and down; layer 1 is dense
-    assert active_parameters(visiting_all, 4) - active_parameters(facts, 4) == 3 * idle
+    assert active_parameters(visiting_all, 4) - active_parameters(target_shape, 4) == 3 * idle

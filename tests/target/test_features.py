@@ -121,7 +121,7 @@ def test_layers_past_the_last_tap_are_not_loaded(family):
     _, folder, _, target = family
     assert len(target.layers) == TAPS[-1] + 1
     assert target.head is None and target.final_norm is None
-    assert len(load_target(folder, taps=TAPS, device="cpu", teacher=True).layers) == target.facts.num_layers
+    assert len(load_target(folder, taps=TAPS, device="cpu", teacher=True).layers) == target.shape.num_layers
 
 
 def test_teacher_rows_predict_what_greedy_decoding_says_next(family):

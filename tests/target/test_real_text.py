@@ -29,7 +29,7 @@ def stories(shared):
 
 def test_continuation_is_transformers_own(stories):
     model, target, prompts, tokenizer = stories
-    answers = generate_batch(target, prompts, max_new_tokens=60, stop_ids=target.facts.eos_token_ids, batch_size=2)
+    answers = generate_batch(target, prompts, max_new_tokens=60, stop_ids=target.shape.eos_token_ids, batch_size=2)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_ray.config.schema import validate
-from dflash_ray.run.spec import load_run_target, make_trainer, resolve, with_weights
+from dflash_ray.config.loading import validate
+from dflash_ray.run.build import load_run_target, make_trainer
+from dflash_ray.run.spec import resolve, with_weights
 from dflash_ray.target.load import load_target
-from dflash_ray.target.shape import resolve_mask_token, shape_facts, target_facts
+from dflash_ray.target.shape import known_target_shape, read_target_shape, resolve_mask_token
 from dflash_ray.target.weights import Checkpoint, embedding_and_head
 from tests.support.tiny_runs import tiny_config
 from tests.support.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
@@ -34,21 +35,21 @@ def folder(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_facts_agree_with_transformers_config(family, tmp_path):
     model = save_target(family, tmp_path)
-    facts, config = target_facts(tmp_path), model.config
+    target_shape, config = read_target_shape(tmp_path), model.config
     for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"):
-        assert getattr(facts, name) == getattr(config, name)
-    assert facts.num_layers == config.num_hidden_layers
-    assert facts.rope_theta == config.rope_parameters["rope_theta"]
-    assert facts.head_dim == model.model.layers[-1].self_attn.head_dim
+        assert getattr(target_shape, name) == getattr(config, name)
+    assert target_shape.num_layers == config.num_hidden_layers
+    assert target_shape.rope_theta == config.rope_parameters["rope_theta"]
+    assert target_shape.head_dim == model.model.layers[-1].self_attn.head_dim
     windows = {getattr(layer.self_attn, "sliding_window", None) for layer in model.model.layers if hasattr(layer, "self_attn")}
-    assert ("sliding_attention" in facts.layer_types) == (any(windows) or family == "mistral")
-    assert facts.eos_token_ids == (1,) and facts.pad_token_id == 0
+    assert ("sliding_attention" in target_shape.layer_types) == (any(windows) or family == "mistral")
+    assert target_shape.eos_token_ids == (1,) and target_shape.pad_token_id == 0
 
 
 def test_facts_of_a_multimodal_config_are_those_of_its_text_part(folder):
-    text = target_facts(folder)
+    text = read_target_shape(folder)
     as_multimodal(folder)
-    both = target_facts(folder)
+    both = read_target_shape(folder)
     assert (both.hidden_size, both.num_layers, both.layer_types, both.rope_theta) == (
         text.hidden_size,
         text.num_layers,
@@ -59,8 +60,8 @@ def test_facts_of_a_multimodal_config_are_those_of_its_text_part(folder):
 
 def test_facts_need_neither_torch_nor_transformers(folder):
     code = (
-        "import sys; from dflash_ray.target.shape import target_facts, resolve_mask_token; "
-        f"target_facts({str(folder)!r}); assert not {{'torch', 'ray', 'transformers'}} & set(sys.modules)"
+        "import sys; from dflash_ray.target.shape import read_target_shape, resolve_mask_token; "
+        f"read_target_shape({str(folder)!r}); assert not {{'torch', 'ray', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -70,12 +71,12 @@ def test_missing_theta_is_refused(folder):
     del config["rope_parameters"]["rope_theta"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="rope_theta"):
-        target_facts(folder)
+        read_target_shape(folder)
 
 
 def test_old_style_theta_at_the_top_is_read(folder):
     edit(folder / "config.json", rope_parameters=..., rope_theta=12345.0)
-    assert target_facts(folder).rope_theta == 12345.0
+    assert read_target_shape(folder).rope_theta == 12345.0
 
 
 @pytest.mark.parametrize(
@@ -93,28 +94,28 @@ def test_old_style_theta_at_the_top_is_read(folder):
 def test_a_config_that_cannot_serve_is_refused(folder, change, message):
     edit(folder / "config.json", **change)
     with pytest.raises(ValueError, match=message):
-        target_facts(folder)
+        read_target_shape(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a":', "\x00\xff"])
 def test_an_unreadable_config_is_one_value_error(tmp_path, text):
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match="config.json"):
-        target_facts(tmp_path)
+        read_target_shape(tmp_path)
 
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
-        target_facts(tmp_path / "nowhere")
+        read_target_shape(tmp_path / "nowhere")
 
 
 def test_shape_of_the_real_target():
-    facts = shape_facts("qwen3.6-27b")
-    assert (facts.num_layers, facts.hidden_size, facts.vocab_size) == (64, 5120, 248320)
-    assert facts.layer_types.count("full_attention") == 16 and facts.layer_types[3] == "full_attention"
-    assert facts.isolates_documents("cpu")
+    target_shape = known_target_shape("qwen3.6-27b")
+    assert (target_shape.num_layers, target_shape.hidden_size, target_shape.vocab_size) == (64, 5120, 248320)
+    assert target_shape.layer_types.count("full_attention") == 16 and target_shape.layer_types[3] == "full_attention"
+    assert target_shape.isolates_documents("cpu")
     with pytest.raises(ValueError, match="qwen3.6-27b"):
-        shape_facts("qwen9")
+        known_target_shape("qwen9")
 
 
 def test_configured_mask_id_is_checked(folder):

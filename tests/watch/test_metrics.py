@@ -7,7 +7,8 @@ import re
 import pytest
 
 from dflash_ray.pipeline.flow import Flow
-from dflash_ray.watch.metrics import Meter, balance_advice, console_line
+from dflash_ray.watch.console import balance_advice, console_line
+from dflash_ray.watch.metrics import Meter
 from tests.pipeline.test_flow import simulate
 
 RECORD = {

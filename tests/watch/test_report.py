@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dflash_ray.config.schema import validate
+from dflash_ray.config.loading import validate
 from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
 from dflash_ray.watch.report.gather import POINTS, gather
 from dflash_ray.watch.report.page import report_html

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ray.config.schema import load_config
+from dflash_ray.config.loading import load_config
 from dflash_ray.watch.tracking import QUEUE, Tracker
 from tests.support.processes import family
 

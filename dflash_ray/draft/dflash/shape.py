@@ -15,7 +15,7 @@ from dflash_ray.config.schema import DraftConfig
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class TargetFacts(Protocol):
+class TargetSizes(Protocol):
     """What the drafter takes over from the text part of the target's config."""
 
     hidden_size: int
@@ -136,7 +136,7 @@ class DraftShape:
 
 
 def resolve_shape(
-    draft: DraftConfig, target: TargetFacts, *, tokenizer_mask_id: int | None = None, reserved: Mapping[str, int] | None = None
+    draft: DraftConfig, target: TargetSizes, *, tokenizer_mask_id: int | None = None, reserved: Mapping[str, int] | None = None
 ) -> DraftShape:
     """The shape that config and target give (defaults: design.md, config tree).
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.run_state import ActorLost, answer
+from actors.answers import ActorLost, answer
 
 
 class Ref:
