@@ -33,7 +33,7 @@ def test_flops_are_the_counted_ones(record):
     layer = 64 * 64 + 2 * 64 * 16 + 64 * 64 + 3 * 64 * 128
     expected = 6 * (8 * 8) * 2 * layer + 4 * (8 * 7) * 64 * 512 + 6 * 64 * (5 * 64 * 64 + 2 * 2 * 64 * 16)
     assert record["rows"][0]["flops"] == expected
-    assert record["rows"][0]["target_shape"]["labels"] == 8 * 7
+    assert record["rows"][0]["facts"]["labels"] == 8 * 7
 
 
 def test_every_anchor_of_a_uniform_case_has_all_its_labels():
