@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.trainer import FeatureError, Staged
-from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.machine.processes import Vitals, set_threads, vitals
 from dflash_ray.run.build import make_trainer
-from dflash_ray.run.checkpoint import read_checkpoint, save_checkpoint
+from dflash_ray.run.checkpoint import CheckpointMeta, read_checkpoint, save_checkpoint
 from dflash_ray.run.rehearsal import rehearse_drafter
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.channel import Payload, Receiver, Remote
@@ -47,8 +48,8 @@ class DrafterActor:
             torch.cuda.current_stream().synchronize()
 
     @ray.method(concurrency_group="ask")
-    def describe(self) -> dict[str, Any]:
-        return facts()
+    def vitals(self) -> Vitals:
+        return vitals()
 
     @ray.method(concurrency_group="train")
     def rehearse(self, tokens: int, anchors: int) -> None:
@@ -57,16 +58,16 @@ class DrafterActor:
         rehearse_drafter(self.trainer, tokens, anchors)
 
     @ray.method(concurrency_group="stage")
-    def stage(self, position: int, meta: dict[str, Any], batch: Batch, payload: Payload) -> str | None:
-        """Copies the features of `position` to the device and checks them. Returns what is wrong with them, or None. PeerError where a
-        target's buffer cannot be read."""
-        return self._in_stager(self._stage, position, meta, batch, payload)
+    def stage(self, position: int, layer_ids: list[int], batch: Batch, payload: Payload) -> str | None:
+        """Copies the features of `position`, made of the layers `layer_ids`, to the device and checks them. Returns what is
+        wrong with them, or None. PeerError where a target's buffer cannot be read."""
+        return self._in_stager(self._stage, position, layer_ids, batch, payload)
 
-    def _stage(self, position: int, meta: dict[str, Any], batch: Batch, payload: Payload) -> str | None:
+    def _stage(self, position: int, layer_ids: list[int], batch: Batch, payload: Payload) -> str | None:
         self._enter()
         tensors = self.receiver.receive(payload)
-        if meta["layer_ids"] != list(self.spec.shape.target_layer_ids):
-            return f"features of layers {meta['layer_ids']} instead of {list(self.spec.shape.target_layer_ids)}"
+        if layer_ids != list(self.spec.shape.target_layer_ids):
+            return f"features of layers {layer_ids} instead of {list(self.spec.shape.target_layer_ids)}"
         teacher = (tensors["teacher_positions"].cpu().numpy(), tensors["teacher_rows"]) if "teacher_rows" in tensors else None
         try:
             self._staged[position] = self.trainer.stage(batch, tensors["features"], teacher)
@@ -103,10 +104,13 @@ class DrafterActor:
         return time.perf_counter() - began
 
     @ray.method(concurrency_group="train")
-    def train_line(self, line: list[tuple[int, dict[str, Any]]], *objects: Any) -> tuple[list[float], str | None]:
-        """`stage` and `train` for each of `line`, one staged while another trains. `line`: position and meta of each; `objects`: batch and
-        payload of each. Returns the seconds of each training, and what is wrong with the features behind the last one trained, or None."""
-        messages = [(*head, *both) for head, *both in zip(line, objects[::2], objects[1::2], strict=True)]
+    def train_group(self, group: list[tuple[int, list[int]]], *objects: Any) -> tuple[list[float], str | None]:
+        """`stage` and `train` for each of `group`, one staged while another trains.
+
+        group: position and layer ids of each; objects: batch and payload of each. Returns the seconds of each training, and what is wrong
+        with the features behind the last one trained, or None.
+        """
+        messages = [(*head, *both) for head, *both in zip(group, objects[::2], objects[1::2], strict=True)]
         seconds: list[float] = []
         problem = self._in_stager(self._stage, *messages[0])
         for (position, *_), behind in zip(messages, [*messages[1:], None], strict=True):
@@ -146,19 +150,18 @@ class DrafterActor:
         self._snapshot = ({name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, meta)
 
     @ray.method(concurrency_group="save")
-    def write(self, folder: Path, meta: dict[str, Any]) -> str:
-        """Writes the snapshot as a checkpoint; OSError (disk full) leaves the earlier ones whole."""
+    def write(self, folder: Path, meta: CheckpointMeta) -> str:
+        """Writes the snapshot as a checkpoint, with the trainer's part of `meta` filled in. OSError (disk full) leaves the earlier ones
+        whole."""
         assert self._snapshot is not None
         (tensors, trainer_meta), self._snapshot = self._snapshot, None
-        return str(save_checkpoint(folder, tensors, {**meta, "trainer": trainer_meta, "shape": self.spec.shape.as_dict()}))
+        return str(save_checkpoint(folder, tensors, replace(meta, trainer=trainer_meta, shape=self.spec.shape.as_dict())))
 
     @ray.method(concurrency_group="train")
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path) -> CheckpointMeta:
         """Restores the state of a checkpoint. Returns its meta."""
         checkpoint = read_checkpoint(path)
-        if "trainer" not in checkpoint.meta:
-            raise ValueError(f"checkpoint {path}: meta.json has no trainer; it was not written by this trainer")
-        self.trainer.load_state_dict(checkpoint.tensors(), checkpoint.meta["trainer"])
+        self.trainer.load_state_dict(checkpoint.tensors(), checkpoint.meta.trainer)
         self._staged.clear()
         self._sums = Counter()
         return checkpoint.meta

@@ -6,18 +6,18 @@ import os
 import random
 import signal
 import time
-from typing import Any
 
 import numpy as np
 import ray
 import torch
 
 from dflash_ray.data.batches.batch import Batch
-from dflash_ray.machine.processes import facts, set_threads
+from dflash_ray.machine.processes import Vitals, set_threads, vitals
 from dflash_ray.run.build import load_run_target
 from dflash_ray.run.rehearsal import rehearse_target
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.channel import Payload, Remote, Sender, slot_of
+from dflash_ray.transport.features import FeaturesInfo
 from dflash_ray.transport.peer import Buffer, PeerError
 from dflash_ray.transport.sketch import sketch
 
@@ -34,8 +34,8 @@ class TargetActor:
         return self.name
 
     @ray.method(concurrency_group="ask")
-    def describe(self) -> dict[str, Any]:
-        return {**facts(), "kernels": vars(self.target.kernels)}
+    def vitals(self) -> Vitals:
+        return vitals(kernels=vars(self.target.kernels))
 
     @ray.method(concurrency_group="compute")
     def rehearse(self, tokens: int, anchors: int) -> None:
@@ -44,8 +44,8 @@ class TargetActor:
         rehearse_target(self.target, tokens, anchors, self.spec.shape.block_size, teacher=self.spec.config.loss.needs_teacher)
 
     @ray.method(num_returns=2, concurrency_group="compute")
-    def compute(self, position: int, kind: str, batch: Batch, with_sketch: bool) -> tuple[dict[str, Any], Payload | None]:
-        """Computes the features of `batch`. Returns small facts about them, and themselves if `sent` says so; else they are held for
+    def compute(self, position: int, kind: str, batch: Batch, with_sketch: bool) -> tuple[FeaturesInfo, Payload | None]:
+        """Computes the features of `batch`. Returns what there is to say of them, and themselves if `sent` says so; else they are held for
         `send`, which copies them from the device while the next batch is computed."""
         set_threads(self.spec.config.cpu.threads_per_actor)
         self._delay(position)
@@ -61,14 +61,9 @@ class TargetActor:
         self.sender.hold(position, tensors)
         seconds = time.perf_counter() - began
         sent = not tensors["features"].is_cuda
-        meta = {
-            "target": self.name,
-            "seconds": seconds,
-            "layer_ids": list(self.spec.shape.target_layer_ids),
-            "sketch": sketch(tensors["features"], len(self.spec.shape.target_layer_ids)) if with_sketch else None,
-            "sent": sent,
-        }
-        return meta, self.sender.take(position) if sent else None
+        layer_ids = list(self.spec.shape.target_layer_ids)
+        seen = sketch(tensors["features"], len(layer_ids)) if with_sketch else None
+        return FeaturesInfo(self.name, seconds, layer_ids, sent, seen), self.sender.take(position) if sent else None
 
     @ray.method(concurrency_group="compute")
     def sketch(self, batch: Batch) -> np.ndarray:
@@ -84,11 +79,6 @@ class TargetActor:
         on, and calls `release` with the slot when the features are no longer needed."""
         payload = self.sender.take(position)
         return slot_of(payload), payload
-
-    @ray.method(concurrency_group="ask")
-    def drop(self, position: int) -> None:
-        """Nobody wants the features of `position` any more."""
-        self.sender.drop(position)
 
     @ray.method(concurrency_group="ask")
     def release(self, slot: int) -> None:

@@ -25,19 +25,19 @@ def main(argv: list[str]) -> int:
     from dflash_ray.draft.dflash.export import CARD, CONFIG, WEIGHTS, export_drafter
     from dflash_ray.draft.dflash.shape import DraftShape
     from dflash_ray.draft.trainer import serving_weights
-    from dflash_ray.run.exports import choose_checkpoint, facts_of_run, run_config
+    from dflash_ray.run.exports import card_of_run, choose_checkpoint, run_config
 
     _refuse_a_model(args.output / CONFIG)
     if not (args.output / CONFIG).exists():
         _refuse_other_files(args.output, {WEIGHTS, CARD})
     config = run_config(args.run)
     checkpoint = choose_checkpoint(args.run, args.checkpoint)
-    shape = DraftShape(**checkpoint.meta["shape"])
-    facts, tau = facts_of_run(args.run, config, checkpoint)
-    card, weights = model_card(shape, config, config.run.name, facts, tau), serving_weights(checkpoint.tensors())
+    shape = DraftShape(**checkpoint.meta.shape)
+    recipe, tau = card_of_run(args.run, config, checkpoint)
+    card, weights = model_card(shape, config, config.run.name, recipe, tau), serving_weights(checkpoint.tensors())
     try:
         (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
-        difference = export_drafter(weights, shape, args.output, card, checkpoint.meta.get("weights", ""))
+        difference = export_drafter(weights, shape, args.output, card, checkpoint.meta.weights or "")
     except OSError as error:
         raise ValueError(f"--output {args.output}: cannot be written: {error.strerror or error}") from None
     print(

@@ -11,23 +11,24 @@ import ray
 
 from actors.answers import ActorLost, RunFailed, first_line
 from actors.batcher import BatcherActor
-from actors.coordinator.drafter_loop import Consumer
+from actors.coordinator.drafter_loop import DrafterLoop
 from actors.coordinator.fetcher import Fetcher
 from actors.coordinator.power import PowerWatch
-from actors.coordinator.quarantine import earlier_set_aside
+from actors.coordinator.quarantine import earlier_quarantined
 from actors.coordinator.run_state import Crew, RunState
-from actors.coordinator.run_status import Overview
+from actors.coordinator.run_status import RunStatus
 from actors.coordinator.targets import TargetPool
-from actors.coordinator.vitals import Vitals
+from actors.coordinator.vitals import VitalsWatch
 from actors.drafter import DrafterActor
 from actors.placement import environment, gpus_wanted, hide_gpus, refuse_too_many_processes
 from actors.ray_metrics import RayMetrics
 from actors.target import TargetActor
 from dflash_ray.pipeline.flow import Flow
-from dflash_ray.pipeline.order import Line
-from dflash_ray.run.checkpoint import read_checkpoint, remove_leftovers
+from dflash_ray.pipeline.order import BatchOrder
+from dflash_ray.run.checkpoint import RunIdentity, read_checkpoint, remove_leftovers
 from dflash_ray.run.checks import check_identity, window_bytes
 from dflash_ray.run.folder import RunFolder
+from dflash_ray.run.place import RunInfo
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.watch.metrics import Meter
 from dflash_ray.watch.tracking import Tracker
@@ -39,13 +40,13 @@ NOTHING = {"step": 0, "steps": 0, "finished": False}  # done yet
 
 @ray.remote
 class CoordinatorActor:
-    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, facts: dict[str, Any], crew: Crew | None = None):
+    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, info: RunInfo, crew: Crew | None = None):
         hide_gpus()
-        self.spec, self.resume, self.store_bytes, self.facts, self.crew = spec, resume, store_bytes, facts, crew or CREW
+        self.spec, self.resume, self.store_bytes, self.info, self.crew = spec, resume, store_bytes, info, crew or CREW
         self.run_state: RunState | None = None
         self.pool: TargetPool | None = None
-        self.consumer: Consumer | None = None
-        self.overview: Overview | None = None
+        self.drafter_loop: DrafterLoop | None = None
+        self.run_status: RunStatus | None = None
         self.fetcher = Fetcher(spec, self.crew.batcher, self.pump)
         self.early_stop: str | None = None
         self.ready = False  # every actor but the targets is up, the flow may move
@@ -66,10 +67,10 @@ class CoordinatorActor:
             self.loop = asyncio.get_running_loop()
             run = await self._start()
             began = time.time()
-            await self.consumer.consume()
-            await self.consumer.checkpoints.close()
+            await self.drafter_loop.consume()
+            await self.drafter_loop.checkpoints.close()
             await asyncio.to_thread(run.tracker.close)
-            return self.overview.summary(time.time() - began)
+            return self.run_status.summary(time.time() - began)
         except ActorLost as error:
             raise RunFailed(str(error)) from None
         except OSError as error:
@@ -88,10 +89,10 @@ class CoordinatorActor:
         spec = self.spec
         plan = await self.fetcher.plan()
         config = spec.config
-        line = Line(plan["batches"], config.train.batches_per_step, config.validation.every_steps, plan["validation_batches"])
-        end = line.total
-        if config.run.max_steps is not None and config.run.max_steps < line.steps:
-            end = line.position(config.run.max_steps * line.batches_per_step)
+        order = BatchOrder(plan.batches, config.train.batches_per_step, config.validation.every_steps, plan.validation_batches)
+        end = order.total
+        if config.run.max_steps is not None and config.run.max_steps < order.steps:
+            end = order.position(config.run.max_steps * order.batches_per_step)
         flow = Flow(
             end,
             window=spec.window,
@@ -101,43 +102,42 @@ class CoordinatorActor:
             slow_factor=config.flow.slow_factor,
             fetch_group=self.fetcher.group,
         )
-        identity = {"plan": plan["plan"], "dataset": plan["dataset"], "weights": spec.weights}
-        identity |= {"batches_per_step": line.batches_per_step, "seed": config.run.seed}
+        identity = RunIdentity(plan.plan, plan.dataset, spec.weights, order.batches_per_step, config.run.seed)
         if self.resume is not None:
-            check_identity(spec, read_checkpoint(self.resume), identity, line.steps)
+            check_identity(spec, read_checkpoint(self.resume), identity, order.steps)
         folder, told = RunFolder(spec.run_dir), self._later
         await self._lock(folder)
-        folder.create(config, self.facts)
+        folder.create(config, self.info.as_json())
         remove_leftovers(folder.checkpoints)
-        meter, tracker, metrics = Meter(plan["tokens"]), Tracker(config, folder.path, told), RayMetrics(config.run.name)
-        run = self.run_state = RunState(spec, folder, line, flow, meter, tracker, end, self.crew, metrics)
-        run.feature_slot_bytes = plan["most_tokens"] * spec.shape.features * spec.feature_bytes
-        run.most_tokens, run.most_anchors = plan["most_tokens"], plan["most_anchors"]
+        meter, tracker, metrics = Meter(plan.tokens), Tracker(config, folder.path, told), RayMetrics(config.run.name)
+        run = self.run_state = RunState(spec, folder, order, flow, meter, tracker, end, self.crew, metrics)
+        run.feature_slot_bytes = plan.most_tokens * spec.shape.features * spec.feature_bytes
+        run.most_tokens, run.most_anchors = plan.most_tokens, plan.most_anchors
         run.stop_reason = self.early_stop
         self.fetcher.run = run
-        self.consumer = Consumer(run, self.pump, line.steps, identity, self.resume)
-        self.pool = TargetPool(run, self.pump, self.consumer.drafter)
-        self.vitals = Vitals(run, PowerWatch(run, self.pool), metrics, self._questions)
-        self.overview = Overview(run, self.pool, self.consumer, self.fetcher, self.vitals)
+        self.drafter_loop = DrafterLoop(run, self.pump, order.steps, identity, self.resume)
+        self.pool = TargetPool(run, self.pump, self.drafter_loop.drafter)
+        self.vitals = VitalsWatch(run, PowerWatch(run, self.pool), metrics, self._questions)
+        self.run_status = RunStatus(run, self.pool, self.drafter_loop, self.fetcher, self.vitals)
         self._keep_asking()
         run.say(
-            f"{plan['samples']:,} samples, {plan['batches']:,} batches ({spec.strategy}: {spec.strategy_reason}), {line.steps:,} steps; "
+            f"{plan.samples:,} samples, {plan.batches:,} batches ({spec.strategy}: {spec.strategy_reason}), {order.steps:,} steps; "
             f"starting {config.targets} target{'s' if config.targets > 1 else ''} and 1 drafter on {spec.device}"
         )
         run.say("environment of every actor: " + " ".join(f"{name}={value}" for name, value in sorted(environment(spec).items())))
         if self.resume is not None:
-            run.aside = earlier_set_aside(run)
-        starting = asyncio.ensure_future(self.consumer.begin())
+            run.quarantined = earlier_quarantined(run)
+        starting = asyncio.ensure_future(self.drafter_loop.begin())
         self.pool.resize(config.targets)
         next_batch = await starting
         if next_batch:
-            flow.skip_to(line.position(next_batch))
+            flow.skip_to(order.position(next_batch))
         run.rewind_files(next_batch)
-        run.meter.skip(plan["tokens"] * next_batch // max(plan["batches"], 1))
+        run.meter.skip(plan.tokens * next_batch // max(plan.batches, 1))
         if self.resume is not None:
             run.event("resumed", f"from {self.resume}: step {run.step}, next batch {next_batch}", batch=next_batch)
         run.meter.start(run.now())
-        self.consumer.steps.began = run.now()
+        self.drafter_loop.steps.began = run.now()
         self.ready, self.pool.flow_since = True, run.now()
         self.pump()
         return run
@@ -160,7 +160,7 @@ class CoordinatorActor:
         for position in run.flow.take_dropped():
             run.batches.pop(position, None)
             if (dropped := run.features.pop(position, None)) is not None:
-                run.let_go(dropped[0])
+                run.let_go(dropped)
         if self.fetcher.batcher is not None:
             self.fetcher.fetch(run.flow.wanted())
         for name, position in run.flow.assign():
@@ -206,13 +206,13 @@ class CoordinatorActor:
                 break
             await asyncio.sleep(0.05)
         lines = self.run_state.lines[after:] if self.run_state is not None else []
-        return {"lines": lines, "ended": self.ended.is_set(), **(self.overview.progress() if self.overview else NOTHING)}
+        return {"lines": lines, "ended": self.ended.is_set(), **(self.run_status.progress() if self.run_status else NOTHING)}
 
     def _questions(self) -> dict[str, tuple[Any, Any]]:
         """Actor name -> (handle, the method that tells how it is) of every actor that is up."""
-        out = {t.name: (t.handle, t.handle.describe) for t in self.pool.targets.values() if t.handle is not None}
-        if (drafter := self.consumer.drafter.handle) is not None:
-            out["drafter"] = (drafter, drafter.describe)
+        out = {t.name: (t.handle, t.handle.vitals) for t in self.pool.targets.values() if t.handle is not None}
+        if (drafter := self.drafter_loop.drafter.handle) is not None:
+            out["drafter"] = (drafter, drafter.vitals)
         if (batcher := self.fetcher.batcher) is not None:
             out["batcher"] = (batcher, batcher.vitals)
         return out
@@ -231,7 +231,9 @@ class CoordinatorActor:
         return self._status()
 
     def _status(self) -> dict[str, Any]:
-        if self.overview is None:
+        if self.run_status is None:
             return {"state": "starting", **NOTHING, "actors": [], "queues": {}, "last_step": {}}
         stopping = self.run_state.stop_reason is not None
-        return self.overview.status("ended" if self.ended.is_set() else "stopping" if stopping else "running" if self.ready else "starting")
+        return self.run_status.status(
+            "ended" if self.ended.is_set() else "stopping" if stopping else "running" if self.ready else "starting"
+        )

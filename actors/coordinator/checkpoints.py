@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from actors.answers import ActorLost, RunFailed, cause_of, first_line
-from actors.coordinator.drafter_process import DrafterLife
+from actors.coordinator.drafter_process import DrafterProcess
 from actors.coordinator.run_state import RunState
-from dflash_ray.run.checkpoint import prune
+from dflash_ray.run.checkpoint import BestCheckpoint, CheckpointMeta, RunIdentity, prune
+
+NOTHING_BEST = {"best_tau": None, "best_by": "tau", "best_name": None}
+NOT_YET = {"trainer": {}, "shape": {}, "state_bytes": 0, "state_digest": ""}  # the drafter adds them when it writes
 
 
 class Checkpoints:
     """`identity` goes into every checkpoint: a run that continues from it must have the same."""
 
-    def __init__(self, run: RunState, drafter: DrafterLife, identity: dict[str, Any]):
+    def __init__(self, run: RunState, drafter: DrafterProcess, identity: RunIdentity):
         self.run, self.drafter, self.identity = run, drafter, identity
         self.best_tau: float | None = None
         self.best_by = "tau"  # or replay_tau, which is what serving gains, where validation tells it
@@ -28,11 +32,23 @@ class Checkpoints:
         self.written_step = 0  # of the newest one on disk
         self.not_written = ""  # why a later one is not
 
-    def adopt(self, meta: dict[str, Any]) -> None:
+    def adopt(self, meta: CheckpointMeta) -> None:
         """The run is back at the checkpoint that `meta` tells of."""
-        self.best_tau, self.best_by, self.best_name = meta["best_tau"], meta.get("best_by", "tau"), meta["best_name"]
-        self.step = self.written_step = meta["step"]
+        self.best_tau, self.best_by, self.best_name = meta.best_tau, meta.best_by, meta.best_name
+        self.step = self.written_step = meta.step
         self.not_written = ""
+
+    def meta(self, step: int, next_batch: int) -> CheckpointMeta:
+        """Of a checkpoint that is taken now; of step 0, where the run has nothing behind it yet."""
+        best = {"best_tau": self.best_tau, "best_by": self.best_by, "best_name": self.best_name}
+        return CheckpointMeta(
+            step=step,
+            next_batch=next_batch,
+            set_aside=[batch.values() for batch in self.run.quarantined.values()],
+            **(best if step else NOTHING_BEST),
+            **asdict(self.identity),
+            **NOT_YET,
+        )
 
     async def take_if_due(self) -> None:
         run, config = self.run, self.run.spec.config.checkpoint
@@ -62,20 +78,12 @@ class Checkpoints:
         run = self.run
         await self.finish()
         await self.drafter.call(self.drafter.handle.snapshot.remote(), "snapshot")
-        next_batch = min(run.step * run.line.batches_per_step, run.line.batches)
-        meta = {
-            "step": run.step,
-            "next_batch": next_batch,
-            "set_aside": list(run.aside.values()),
-            "best_tau": self.best_tau,
-            "best_by": self.best_by,
-            "best_name": self.best_name,
-            **self.identity,
-        }
+        next_batch = min(run.step * run.order.batches_per_step, run.order.batches)
+        meta = self.meta(run.step, next_batch)
         self.step, self.last = run.step, run.now()
         self.writing = asyncio.ensure_future(self._write(meta, reason))
 
-    async def _write(self, meta: dict[str, Any], reason: str) -> ActorLost | None:
+    async def _write(self, meta: CheckpointMeta, reason: str) -> ActorLost | None:
         """Returns what the drafter's death says, if it died of it; the walk notices it too, unless it has ended."""
         run, began = self.run, self.run.now()
         try:
@@ -87,14 +95,15 @@ class Checkpoints:
         except (ray.exceptions.RayTaskError, OSError) as error:
             cause = cause_of(error) if isinstance(error, ray.exceptions.RayTaskError) else error
             self.not_written = first_line(cause)
-            run.event("checkpoint_failed", f"step {meta['step']}: {self.not_written}; training goes on, the last good one stays")
+            run.event("checkpoint_failed", f"step {meta.step}: {self.not_written}; training goes on, the last good one stays")
             return None
-        self.written_step, self.not_written = meta["step"], ""
-        run.event("checkpoint", f"step {meta['step']} ({reason})", path=path, seconds=run.now() - began)
+        self.written_step, self.not_written = meta.step, ""
+        run.event("checkpoint", f"step {meta.step} ({reason})", path=path, seconds=run.now() - began)
         await asyncio.to_thread(prune, run.folder.checkpoints, run.spec.config.checkpoint.keep, self.best_name)
         if self.best_name == Path(path).name:
             try:
-                run.folder.write_json("best.json", {"checkpoint": self.best_name, "tau": self.best_tau, "by": self.best_by})
+                best = BestCheckpoint(checkpoint=self.best_name, tau=self.best_tau, by=self.best_by)
+                run.folder.write_json("best.json", best.as_json())
             except OSError as error:
                 run.event("best_not_written", f"{self.best_name}: {error.strerror}")
         return None

@@ -8,23 +8,33 @@ bad device, not a bad batch.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
 
 from actors.answers import ActorLost, answer, cause_of, first_line
+from actors.coordinator.run_state import RunState
+from actors.coordinator.target_life import Target
 from dflash_ray.pipeline.order import Item
 from dflash_ray.transport.sketch import TOLERANCE, difference
-
-if TYPE_CHECKING:
-    from actors.coordinator.targets import Target, TargetPool
 
 CHECK_LIMIT = 1800.0
 
 
+class Pool(Protocol):
+    """What a check needs of the targets of a run."""
+
+    run: RunState
+    targets: dict[str, Target]
+
+    def take_out(self, target: Target, reason: str) -> None: ...
+
+    def restart(self, target: Target, reason: str) -> None: ...
+
+
 class CrossCheck:
-    def __init__(self, pool: TargetPool):
+    def __init__(self, pool: Pool):
         self.pool, self.run_state = pool, pool.run
         spec = pool.run.spec
         self.every = spec.config.flow.cross_check_every

@@ -1,4 +1,4 @@
-"""The drafter's process: started, restored from a checkpoint, asked with deadlines, buried."""
+"""The drafter's process: started, restored from a checkpoint, asked with deadlines, killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from actors.coordinator.run_state import RunState
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.restarts import RestartBudget
+from dflash_ray.run.checkpoint import CheckpointMeta
 from dflash_ray.transport.peer import Buffer
 
 START_LIMIT = 1800.0
@@ -20,22 +21,23 @@ CALL_LIMIT = 1800.0  # one micro-step, step, snapshot or checkpoint write, until
 RESTART_LEAST = 120.0
 
 
-class DrafterLife:
+class DrafterProcess:
     def __init__(self, run: RunState, total_steps: int):
         self.run, self.total_steps = run, total_steps
         self.handle: Any = None
         self.up = False  # it answers
-        self.facts: dict[str, Any] = {}
+        self.answered = False  # at least once
         self.budget = RestartBudget(run.spec.config.flow.restarts_per_hour)
         self._deadlines: dict[str, Deadline] = {}
 
-    async def bring_up(self, resume: Path | None) -> dict[str, Any] | None:
+    async def bring_up(self, resume: Path | None) -> CheckpointMeta | None:
         """Starts the drafter. Restores `resume` if given, and returns that checkpoint's meta."""
         spec = self.run.spec
         self.up = False
         self.handle = start(self.run.crew.drafter, "drafter", "drafter", spec, spec, self.total_steps)
         try:
-            self.facts = await self.timed(self.handle.describe.remote(), "start")
+            await self.timed(self.handle.vitals.remote(), "start")
+            self.answered = True
             await self.call(self.handle.rehearse.remote(self.run.most_tokens, self.run.most_anchors), "rehearsal", what=self.run.largest)
             self.up = True
             return await self.timed(self.handle.load.remote(resume), "load") if resume is not None else None
@@ -71,7 +73,7 @@ class DrafterLife:
         if buffers and self.handle is not None:
             self.handle.forget.remote(buffers)
 
-    def bury(self, reason: str) -> float:
+    def kill(self, reason: str) -> float:
         """Makes sure that the drafter is dead. Returns after how many seconds the next one may start; RunFailed when the hour's restarts
         are used up."""
         delay = self.budget.next_delay(self.run.now())

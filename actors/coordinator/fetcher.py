@@ -14,6 +14,7 @@ from actors.coordinator.run_state import RunState
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.restarts import RestartBudget
+from dflash_ray.run.build import PlanInfo
 from dflash_ray.run.spec import RunSpec
 
 START_LIMIT = 1800.0
@@ -34,29 +35,29 @@ class Fetcher:
         self._fetching = Deadline(FETCH_LIMIT, flow.deadline_min_seconds, flow.deadline_factor)
         self._tasks: set[asyncio.Task] = set()
 
-    async def plan(self) -> dict[str, Any]:
+    async def plan(self) -> PlanInfo:
         """Starts the batcher, again and again if it dies while it plans."""
         while True:
             batcher = start(self.kind, "batcher", "batcher", self.spec, self.spec)
             try:
-                plan = await answer(batcher.describe.remote(), "batcher", "the plan", START_LIMIT)
+                plan = await answer(batcher.plan.remote(), "batcher", "the plan", START_LIMIT)
                 self.batcher = batcher
                 return plan
             except CouldNotStart as error:
                 raise error.failure() from None
             except ActorLost as error:
-                await self._bury(batcher, error)
+                await self._kill(batcher, error)
             except ray.exceptions.RayTaskError as error:
                 cause = cause_of(error)
                 raise (cause if isinstance(cause, ValueError) else RunFailed(f"batcher: {first_line(cause)}")) from None
 
     def fetch(self, positions: list[int]) -> None:
-        """Brings the tokens of `positions`, but for those set aside before."""
+        """Brings the tokens of `positions`, but for those quarantined before."""
         run, fetched = self.run, []
         for position in positions:
             item = run.item(position)
-            if item.kind == "train" and item.number in run.aside:
-                run.flow.set_aside(position)
+            if item.kind == "train" and item.number in run.quarantined:
+                run.flow.quarantine(position)
             else:
                 fetched.append(position)
         for first in range(0, len(fetched), self.group):
@@ -76,25 +77,25 @@ class Fetcher:
             await run.until(lambda: self.batcher is not None)
             batcher, began = self.batcher, run.now()
             wanted = [(item.kind, item.number) for item in items]
-            facts_ref, *tokens_refs = batcher.fetch.options(num_returns=1 + len(wanted)).remote(wanted)
+            infos_ref, *tokens_refs = batcher.fetch.options(num_returns=1 + len(wanted)).remote(wanted)
             try:
-                facts = await answer(facts_ref, "batcher", what, self._fetching.limit(len(wanted)))
+                infos = await answer(infos_ref, "batcher", what, self._fetching.limit(len(wanted)))
                 break
             except ActorLost as error:
                 if self.batcher is batcher:
                     self.batcher = None
-                    await self._bury(batcher, error)
+                    await self._kill(batcher, error)
                     await self.plan()
                     self.pump()
             except ray.exceptions.RayTaskError as error:
                 raise RunFailed(f"batcher, {what}: {first_line(cause_of(error))}") from None
         self._fetching.took(run.now() - began, len(wanted))
-        for position, meta, tokens_ref in zip(positions, facts, tokens_refs, strict=True):
-            if run.flow.ready(position, self.spec.message_bytes(meta["tokens"], meta["anchors"]), meta["tokens"]):
-                run.batches[position] = (meta, tokens_ref)
+        for position, info, tokens_ref in zip(positions, infos, tokens_refs, strict=True):
+            if run.flow.ready(position, self.spec.message_bytes(info.tokens, info.anchors), info.tokens):
+                run.batches[position] = (info, tokens_ref)
         self.pump()
 
-    async def _bury(self, dead: Any, error: ActorLost) -> None:
+    async def _kill(self, dead: Any, error: ActorLost) -> None:
         delay = self.budget.next_delay(time.monotonic())
         if delay is None:
             raise RunFailed(f"{error}; the batcher's restarts of this hour are used up")

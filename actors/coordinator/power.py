@@ -7,6 +7,7 @@ from typing import Any
 
 from actors.coordinator.run_state import RunState
 from actors.coordinator.targets import TargetPool
+from dflash_ray.machine.processes import Vitals
 from dflash_ray.watch.power import PowerCap, read_watts
 
 UNREADABLE = 10  # readings in a row without watts before it is told
@@ -23,8 +24,8 @@ class PowerWatch:
         self._missing = 0
         self._told_missing = self._told_unreachable = False
 
-    async def read(self, vitals: dict[str, dict[str, Any]]) -> None:
-        """One reading. `vitals`: actor name -> its facts."""
+    async def read(self, vitals: dict[str, Vitals]) -> None:
+        """One reading. `vitals`: by actor name."""
         if self.config.source == "none":
             return
         why = "no actor's device tells its watts (power.source nvml)"
@@ -34,11 +35,11 @@ class PowerWatch:
                 devices = await asyncio.to_thread(read_watts, self.config.file)
             except (OSError, ValueError) as error:
                 why = str(error)
-            self.watts = {n: devices[k] for n, facts in vitals.items() for k in (n, str(facts["gpu"])) if k in devices}
+            self.watts = {n: devices[k] for n, told in vitals.items() for k in (n, str(told.gpu)) if k in devices}
         else:
-            known = {name: facts for name, facts in vitals.items() if facts.get("watts") is not None}
-            self.watts = {name: facts["watts"] for name, facts in known.items()}
-            devices = {(facts["node"], facts["device"]): facts["watts"] for facts in known.values()}  # two actors may share one
+            known = {name: told for name, told in vitals.items() if told.watts is not None}
+            self.watts = {name: told.watts for name, told in known.items()}
+            devices = {(told.node, told.device): told.watts for told in known.values()}  # two actors may share one
         if not devices:
             self._say_missing(why)
             return

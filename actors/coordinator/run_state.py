@@ -14,12 +14,15 @@ from typing import Any
 import ray
 
 from actors.ray_metrics import RayMetrics
+from dflash_ray.data.batches.batch import BatchInfo
 from dflash_ray.machine.processes import host_memory
 from dflash_ray.pipeline.flow import Flow
-from dflash_ray.pipeline.order import Item, Line
-from dflash_ray.run.folder import METRICS, RunFolder
-from dflash_ray.run.records import read_records
+from dflash_ray.pipeline.order import BatchOrder, Item
+from dflash_ray.records import Record
+from dflash_ray.run.folder import EVENTS, RunFolder
+from dflash_ray.run.records import Event, QuarantinedBatch, read_steps
 from dflash_ray.run.spec import RunSpec
+from dflash_ray.transport.features import FeaturesInfo
 from dflash_ray.watch.metrics import Meter
 from dflash_ray.watch.tracking import Tracker
 
@@ -49,20 +52,33 @@ class Crew:
 
 
 @dataclass
+class HeldFeatures:
+    """Features that the coordinator holds a reference to, until the drafter has them."""
+
+    info: FeaturesInfo
+    payload: ray.ObjectRef | None  # None once nobody needs it: a reference keeps memory in the object store
+    handle: Any  # of the target that made them
+    arrival: int  # how many came before them, in whatever order
+    sent: bool  # they have left the target
+    needed: bool = True
+    slot: int | None = None  # of the target's memory, where they lie in one
+
+
+@dataclass
 class RunState:
     spec: RunSpec
     folder: RunFolder
-    line: Line
+    order: BatchOrder
     flow: Flow
     meter: Meter
     tracker: Tracker
-    end: int  # the position at which this run stops: the end of the line, or of run.max_steps
+    end: int  # the position at which this run stops: the end of the batch order, or of run.max_steps
     crew: Crew
     ray_metrics: RayMetrics
     pulse: Pulse = field(default_factory=Pulse)
-    batches: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, tokens
-    features: dict[int, tuple[dict[str, Any], ray.ObjectRef]] = field(default_factory=dict)  # position -> facts, payload
-    aside: dict[int, dict[str, Any]] = field(default_factory=dict)  # batch number -> why
+    batches: dict[int, tuple[BatchInfo, ray.ObjectRef]] = field(default_factory=dict)  # by position; the ref is of the tokens
+    features: dict[int, HeldFeatures] = field(default_factory=dict)  # by position
+    quarantined: dict[int, QuarantinedBatch] = field(default_factory=dict)  # by batch number
     failures: dict[int, int] = field(default_factory=dict)  # position -> how often no target could compute it
     feature_slot_bytes: int = 0  # of the largest batch
     most_tokens: int = 0  # in a batch
@@ -75,18 +91,19 @@ class RunState:
     trouble: str | None = None  # why lines of the folder's files wait in memory
 
     def item(self, position: int) -> Item:
-        return self.line.item(position)
+        return self.order.item(position)
 
     def rewind_files(self, next_batch: int) -> None:
         """The folder goes back to the step that the drafter is at, and what is computed from its lines with it."""
         self.folder.rewind(self.step, next_batch)
-        self.meter.remember(read_records(self.folder, METRICS, "loss", "mean_document_tokens"))
+        self.meter.remember(read_steps(self.folder, "loss", "mean_document_tokens"))
 
-    def let_go(self, meta: dict[str, Any]) -> None:
-        """The features told of by `meta` are no longer needed: the target may have its memory back."""
-        meta["needed"] = False
-        if (slot := meta.pop("slot", None)) is not None:
-            meta["handle"].release.remote(slot)
+    def let_go(self, features: HeldFeatures) -> None:
+        """`features` are no longer needed: the target may have its memory back."""
+        features.needed, features.payload = False, None
+        if features.slot is not None:
+            features.handle.release.remote(features.slot)
+            features.slot = None
 
     def say(self, text: str) -> None:
         self.lines.append(text)
@@ -97,12 +114,13 @@ class RunState:
         return f"a batch of {self.most_tokens:,} tokens and {self.most_anchors:,} anchors, the largest of this run"
 
     def event(self, kind: str, reason: str, /, **more: Any) -> None:
-        self.folder.event(kind, self.step, reason, **more)
+        record = Event(event=kind, step=self.step, time=time.time(), reason=reason, details=more)
+        self.folder.append(EVENTS, record.as_json())
         self.say(f"{kind}: {reason}")
         self._tell_trouble()
 
-    def append(self, name: str, *records: dict[str, Any]) -> None:
-        self.folder.append(name, *records)
+    def append(self, name: str, *records: Record) -> None:
+        self.folder.append(name, *(record.as_json() for record in records))
         self._tell_trouble()
 
     def _tell_trouble(self) -> None:
@@ -115,7 +133,7 @@ class RunState:
         """An actor's end, with what explains it most often: the host's memory and the queues."""
         free, total = host_memory()
         queues = {"q_pre": list(self.flow.queues().values()), "ahead": self.flow.ahead, "q_hs": self.flow.features_waiting()}
-        where = f"host memory {free / 1e9:.1f} of {total / 1e9:.1f} GB free, window {self.flow.window_used / 1e6:,.0f} MB"
+        where = f"host memory {free / 1e9:.1f} of {total / 1e9:.1f} GB free, window {self.flow.window.used / 1e6:,.0f} MB"
         self.event(kind, f"{reason} ({where})", actor=actor, host_free_bytes=free, **queues)
 
     def fail(self, error: BaseException) -> None:

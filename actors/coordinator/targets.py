@@ -1,4 +1,4 @@
-"""The targets of a run: spawned, fed, healed and re-sized at the line.
+"""The targets of a run: spawned, fed, healed and re-sized.
 
 Whatever happens to a target, the batch it held goes back to the front and another one computes it. A target that dies, or takes so much
 longer than its like that it must hang, comes back after a growing pause, until its hour's budget is spent. A target that is asked to
@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from actors.answers import LOST, ActorLost, CouldNotStart, RunFailed, answer, cause_of, first_line
 from actors.coordinator.cross_check import CrossCheck
-from actors.coordinator.drafter_process import DrafterLife
+from actors.coordinator.drafter_process import DrafterProcess
 from actors.coordinator.quarantine import count_failure
-from actors.coordinator.run_state import RunState
+from actors.coordinator.run_state import HeldFeatures, RunState
+from actors.coordinator.target_life import Target
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.order import Item
 from dflash_ray.pipeline.restarts import RestartBudget
-from dflash_ray.transport.peer import Buffer
+from dflash_ray.transport.features import FeaturesInfo
 
 START_LIMIT = 1800.0  # seconds to load the weights
 SEND_LIMIT = 600.0
@@ -32,24 +33,8 @@ FIRST_BATCH_LIMIT = 1800.0  # kernels are compiled during the first batch
 FRESH_FACTOR = 5.0  # times what a batch may take is what the first one of a process may take
 
 
-@dataclass
-class Target:
-    name: str
-    handle: Any = None
-    state: str = "starting"  # starting | working | leaving | waiting (to restart) | gone
-    facts: dict[str, Any] = field(default_factory=dict)
-    budget: RestartBudget = field(default_factory=lambda: RestartBudget(0))
-    buffers: list[Buffer] = field(default_factory=list)  # of its GPU that the drafter has mapped
-    batches: int = 0
-    tokens: int = 0
-    seconds: float = 0.0  # busy
-    idle_since: float | None = None
-    checking: int = 0  # tokens of cross-checks that stand before its next batch
-    fresh: bool = True  # its process has computed nothing yet
-
-
 class TargetPool:
-    def __init__(self, run: RunState, pump: Callable[[], None], drafter: DrafterLife):
+    def __init__(self, run: RunState, pump: Callable[[], None], drafter: DrafterProcess):
         self.run, self.pump, self.drafter = run, pump, drafter
         self.targets: dict[str, Target] = {}
         self.tasks: set[asyncio.Task] = set()
@@ -75,7 +60,7 @@ class TargetPool:
         for _ in range(count - len(alive)):
             self._start(Target(self._free_name(), budget=RestartBudget(self.run.spec.config.flow.restarts_per_hour)))
         if self.run.spec.config.flow.window is None:
-            self.run.flow.resize(2 * count + 2)
+            self.run.flow.window.size = 2 * count + 2
         self.pump()
 
     def park(self) -> str | None:
@@ -108,7 +93,7 @@ class TargetPool:
         run, spec, began = self.run, self.run.spec, self.run.now()
         target.handle = handle = start(run.crew.target, "target", target.name, spec, target.name, spec)
         try:
-            target.shape = await answer(handle.describe.remote(), target.name, "start", self._starting.limit())
+            await answer(handle.vitals.remote(), target.name, "start", self._starting.limit())
             await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())
             self._starting.took(self.run.now() - began)
             target.buffers = await self.drafter.connect(target.name, handle)
@@ -126,7 +111,7 @@ class TargetPool:
             self._died(target, str(error))
             return
         if target.state != "starting":  # asked to leave meanwhile
-            self._bury(target)
+            self._kill(target)
             return
         target.state, target.fresh, target.checking = "working", True, 0
         self.run.flow.add_target(target.name)
@@ -139,9 +124,9 @@ class TargetPool:
         if working and not self.run.flow.drain(target.name):
             return  # goes when its batch is computed
         if target.handle is not None or not working:
-            self._bury(target)
+            self._kill(target)
 
-    def _bury(self, target: Target) -> None:
+    def _kill(self, target: Target) -> None:
         target.state = "gone"
         if target.handle is not None:
             ray.kill(target.handle)
@@ -206,14 +191,14 @@ class TargetPool:
 
     async def _compute(self, target: Target, position: int) -> None:
         run, handle, item = self.run, target.handle, self.run.item(position)
-        facts, tokens_ref = run.batches[position]
-        limit = self._computing.limit(facts["tokens"] + target.checking)
+        batch, tokens_ref = run.batches[position]
+        limit = self._computing.limit(batch.tokens + target.checking)
         if target.fresh:
             limit = min(FRESH_FACTOR * limit, FIRST_BATCH_LIMIT)
         began, sampled = run.now(), self.cross_check.wants(item)
-        meta_ref, payload_ref = handle.compute.remote(position, item.kind, tokens_ref, sampled)
+        info_ref, payload_ref = handle.compute.remote(position, item.kind, tokens_ref, sampled)
         try:
-            meta = await answer(meta_ref, target.name, f"batch {item.number}", limit)
+            info: FeaturesInfo = await answer(info_ref, target.name, f"batch {item.number}", limit)
         except ActorLost as error:
             if target.handle is handle:
                 self._died(target, str(error))
@@ -229,51 +214,51 @@ class TargetPool:
                     run.event("target_error", f"batch {item.number}: {reason}", actor=target.name)
                     count_failure(run, position, reason)
                 if target.state == "leaving":
-                    self._bury(target)
+                    self._kill(target)
                 self.pump()
             return
         if target.handle is not handle:  # taken out while its answer was on the way; another target has the batch now
             return
-        self._computing.took(run.now() - began, facts["tokens"])
+        self._computing.took(run.now() - began, batch.tokens)
         target.fresh = False
-        self._tokens += facts["tokens"]
-        self._seconds += meta["seconds"]
+        self._tokens += batch.tokens
+        self._seconds += info.seconds
         target.batches += 1
-        target.tokens += facts["tokens"]
-        target.seconds += meta["seconds"]
+        target.tokens += batch.tokens
+        target.seconds += info.seconds
         target.idle_since = None if target.name in run.flow.parked() else run.now()
-        if not meta["sent"]:
+        if not info.sent:
             sent_ref, payload_ref = handle.send.remote(position)
         if sampled:
-            self.spawn(self.cross_check.run(target, item.number, tokens_ref, facts["tokens"], meta.pop("sketch")))
+            self.spawn(self.cross_check.run(target, item.number, tokens_ref, batch.tokens, info.sketch))
         del tokens_ref
-        meta |= {"arrival": run.arrivals, "handle": handle, "needed": True}
-        run.features[position] = (meta, payload_ref)
+        features = HeldFeatures(replace(info, sketch=None), payload_ref, handle, run.arrivals, info.sent)
+        run.features[position] = features
         run.arrivals += 1
-        gone = run.flow.computed(target.name, position, meta["seconds"])
+        gone = run.flow.computed(target.name, position, info.seconds)
         self.pump()
         del payload_ref
-        if not meta["sent"]:
-            gone = await self._sent(sent_ref, target, meta, item, facts["tokens"]) and gone
+        if not info.sent:
+            gone = await self._sent(sent_ref, target, features, item, batch.tokens) and gone
         if gone:  # may leave only when nobody needs its memory any more
-            await run.until(lambda: not any(meta["handle"] is handle for meta, _ in run.features.values()))
-            self._bury(target)
+            await run.until(lambda: not any(held.handle is handle for held in run.features.values()))
+            self._kill(target)
 
-    async def _sent(self, call: ray.ObjectRef, target: Target, meta: dict[str, Any], item: Item, tokens: int) -> bool:
-        """Waits until the features told of by `meta` have left the target. False if it died instead."""
+    async def _sent(self, call: ray.ObjectRef, target: Target, features: HeldFeatures, item: Item, tokens: int) -> bool:
+        """Waits until `features` have left the target. False if it died instead."""
         run, began = self.run, self.run.now()
         try:
-            meta["slot"] = await answer(call, target.name, f"sending batch {item.number}", self._sending.limit(tokens))
-            meta["sent"] = True
+            features.slot = await answer(call, target.name, f"sending batch {item.number}", self._sending.limit(tokens))
+            features.sent = True
             self._sending.took(run.now() - began, tokens)
         except ActorLost as error:  # the payload is lost with it: staging finds out, and the batch is computed again
-            if target.handle is meta["handle"]:
+            if target.handle is features.handle:
                 self._died(target, str(error))
             return False
         except ray.exceptions.RayTaskError:
             pass  # not made: staging finds out
-        if not meta["needed"]:
-            run.let_go(meta)
+        if not features.needed:
+            run.let_go(features)
         return True
 
     def take_out(self, target: Target, reason: str) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from dflash_ray.machine.nvml import device_watts
 
 
 def set_threads(count: int) -> None:
@@ -16,20 +19,36 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def facts() -> dict[str, Any]:
-    """pid, node, CPU time, device, memory in bytes and watts of the device of this process. Loads no torch where nobody has."""
+@dataclass(frozen=True)
+class Vitals:
+    """How a process is: seconds of CPU time, bytes of memory, and the CUDA device it uses, if any."""
+
+    pid: int
+    node: str
+    rss_bytes: int  # resident host memory
+    cpu_seconds: float
+    gpu: str | None = None  # CUDA_VISIBLE_DEVICES
+    gpu_bytes: int = 0  # most that was allocated so far
+    device: str | None = None  # UUID
+    watts: float | None = None  # of the device
+    kernels: dict[str, Any] | None = None  # of a target: what computes which part
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, without `device` and `kernels` where there are none."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in ("device", "kernels")}
+
+
+def vitals(kernels: dict[str, Any] | None = None) -> Vitals:
+    """Of this process. Loads no torch where nobody has."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    out: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname(), "rss_bytes": resident, "gpu": None, "gpu_bytes": 0}
-    out["cpu_seconds"] = sum(os.times()[:2])
+    mine = Vitals(os.getpid(), socket.gethostname(), resident, sum(os.times()[:2]), kernels=kernels)
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        from dflash_ray.machine.nvml import device_watts
-
-        out["gpu"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        out["gpu_bytes"] = torch.cuda.max_memory_allocated()
-        out["device"], out["watts"] = device_watts() or (None, None)
-    return out
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return mine
+    device, watts = device_watts() or (None, None)
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return replace(mine, gpu=gpu, gpu_bytes=torch.cuda.max_memory_allocated(), device=device, watts=watts)
 
 
 def host_memory() -> tuple[int, int]:

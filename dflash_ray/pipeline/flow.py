@@ -1,6 +1,6 @@
-"""Who computes which batch, and when: the bookkeeping of the line, without Ray, clock or thread.
+"""Who computes which batch, and when: the bookkeeping of the batch order, without Ray, clock or thread.
 
-A position of the line is in exactly one state: planned -> ready -> handed -> computing -> features -> staged -> done, or aside. Done
+A position of the order is in exactly one state: planned -> ready -> handed -> computing -> features -> staged -> done, or quarantined. Done
 positions are those below `next`; the drafter consumes strictly in order. Two bounds hold at all times:
 
 - prefetch: at most `prefetch` positions are ready or handed (their tokens are held);
@@ -8,44 +8,23 @@ positions are those below `next`; the drafter consumes strictly in order. Two bo
   stay within `window_bytes`, or nothing at all is in the window.
 
 From every state the run can finish as long as one target works: the lowest waiting position always starts first, and where the very
-next position does not fit, the features furthest ahead are given up and computed again later. The end (`finished`), a failure
-(`starved`: no target is left) and "not yet" (neither) are three different things.
+next position does not fit, the features furthest ahead are given up and computed again later. The end
+(`finished`) and "not yet" are two different things.
 
 A parked target gets nothing until it wakes; one always works: where the last one at work is lost, a parked one wakes by itself.
 
-In order means throughput <= window / (time of the slowest target's batch). A target slower than `slow_factor` times the median gets
-only positions so far ahead that it would not hold up the line.
+A target slower than `slow_factor` times the median gets only positions so far ahead that it does not hold up the others (`slow`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
-from statistics import median_low
 
-PLANNED, READY, HANDED, COMPUTING, FEATURES, STAGED, DONE, ASIDE = (
-    "planned",
-    "ready",
-    "handed",
-    "computing",
-    "features",
-    "staged",
-    "done",
-    "aside",
-)
+from dflash_ray.pipeline.slow import position_for_slow, slow_targets
+from dflash_ray.pipeline.states import COMPUTING, DONE, FEATURES, HANDED, PLANNED, QUARANTINED, READY, STAGED, TargetState, Window
+
 MAX_STAGED = 2  # one in training, one copied while it trains
-
-
-@dataclass
-class TargetState:
-    queue: deque[int] = field(default_factory=deque)  # handed, not started
-    computing: int | None = None
-    draining: bool = False
-    parked: bool = False
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds per token of the last batches
-    speed: float | None = None  # their median
-    batches: int = 0
 
 
 class Flow:
@@ -61,7 +40,7 @@ class Flow:
         fetch_group: int = 1,
     ):
         assert total >= 0 and window >= 1 and 1 <= fetch_group <= prefetch and queue_per_target >= 0
-        self.total, self.window, self.window_bytes = total, window, window_bytes
+        self.total, self.window = total, Window(window, window_bytes)
         self.prefetch, self.queue_per_target, self.slow_factor = prefetch, queue_per_target, slow_factor
         self.fetch_group = fetch_group  # new positions are asked for when there is room for so many, or for all that are left
         self.next = 0
@@ -71,7 +50,6 @@ class Flow:
         self._bytes: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
         self._owner: dict[int, str] = {}  # handed or computing -> target
-        self._by: dict[int, str] = {}  # features -> the target that made them
         self._waiting: list[int] = []  # heap of ready and handed positions, may hold stale entries
         self._unhanded: list[int] = []  # heap of ready positions, may hold stale entries
         self._missing: list[int] = []  # heap of planned positions below the frontier (given up, rewound)
@@ -81,8 +59,6 @@ class Flow:
         self._asked: set[int] = set()
         self._free: dict[str, None] = {}  # targets that compute nothing, in order of becoming free
         self._slow: set[str] = set()
-        self.window_used = 0  # bytes
-        self._in_window = 0
 
     # ---- what can be asked -------------------------------------------------------------------------------------------------
 
@@ -96,11 +72,6 @@ class Flow:
         return self.next >= self.total
 
     @property
-    def starved(self) -> bool:
-        """No target is left to make what is still missing."""
-        return not self.finished and not self.targets and self.state(self.next) not in (FEATURES, STAGED, ASIDE)
-
-    @property
     def ahead(self) -> int:
         """Batches whose tokens are held: ready or handed."""
         return self._held - len(self._asked)
@@ -110,15 +81,6 @@ class Flow:
 
     def features_waiting(self) -> int:
         return sum(1 for state in self._state.values() if state == FEATURES)
-
-    def holder(self, position: int) -> str | None:
-        """The target that has `position` handed or computing, or made its features."""
-        return self._owner.get(position) or self._by.get(position)
-
-    def waits_for_credit(self, name: str) -> bool:
-        """`name` computes nothing although a batch is there for it."""
-        target = self.targets[name]
-        return target.computing is None and self._works(target) and (bool(target.queue) or self._lowest() is not None)
 
     # ---- batcher -----------------------------------------------------------------------------------------------------------
 
@@ -184,7 +146,7 @@ class Flow:
         position = target.computing
         self._give_back(target.queue)
         if position is not None:
-            self._leave_window(position)
+            self.window.leave(self._bytes[position])
             self._back_to_ready(position)
         self._remove(name)
         return position
@@ -192,7 +154,7 @@ class Flow:
     def park(self, name: str) -> bool:
         """`name` finishes what it computes and gets nothing more until it wakes. False: it is the only one at work and stays so."""
         target = self.targets[name]
-        if not self._works(target) or sum(map(self._works, self.targets.values())) == 1:
+        if not target.works or sum(one.works for one in self.targets.values()) == 1:
             return False
         target.parked = True
         self._give_back(target.queue)
@@ -226,8 +188,7 @@ class Flow:
             self._state[position] = COMPUTING
             self._owner[position] = name
             self._held -= 1
-            self._in_window += 1
-            self.window_used += self._bytes[position]
+            self.window.enter(self._bytes[position])
             del self._free[name]
             starts.append((name, position))
         self._fill_queues()
@@ -239,12 +200,10 @@ class Flow:
         assert target.computing == position, (name, target.computing, position)
         target.computing = None
         target.batches += 1
-        target.recent.append(seconds / self._tokens[position])
-        target.speed = median_low(target.recent)
+        target.took(seconds / self._tokens[position])
         self._find_slow()
         self._owner.pop(position)
         self._state[position] = FEATURES
-        self._by[position] = name
         if target.draining:
             self._remove(name)
             return True
@@ -257,7 +216,7 @@ class Flow:
         target = self.targets[name]
         assert target.computing == position
         target.computing = None
-        self._leave_window(position)
+        self.window.leave(self._bytes[position])
         self._back_to_ready(position)
         if target.draining:
             self._remove(name)
@@ -269,7 +228,7 @@ class Flow:
         assert self.state(position) in (READY, HANDED), self.state(position)
         self._unready(position)
 
-    def set_aside(self, position: int) -> None:
+    def quarantine(self, position: int) -> None:
         """No target can compute `position`: it counts as empty."""
         state = self.state(position)
         assert state in (PLANNED, READY, HANDED), (position, state)
@@ -278,17 +237,14 @@ class Flow:
         if position in self._asked:
             self._asked.discard(position)
             self._held -= 1
-        self._state[position] = ASIDE
-
-    def is_slow(self, name: str) -> bool:
-        return name in self._slow
+        self._state[position] = QUARANTINED
 
     # ---- drafter -----------------------------------------------------------------------------------------------------------
 
     def to_stage(self) -> int | None:
         """The next position to stage, in order, if its features are there and a place is free."""
         position, staged = self.next, 0
-        while self._state.get(position) in (STAGED, ASIDE):
+        while self._state.get(position) in (STAGED, QUARANTINED):
             staged += self._state[position] == STAGED
             position += 1
         return position if staged < MAX_STAGED and self._state.get(position) == FEATURES else None
@@ -298,10 +254,10 @@ class Flow:
         self._state[position] = STAGED
 
     def done(self, position: int, seconds: float | None = None) -> None:
-        """The drafter has finished `position` and dropped its features, or it was set aside and its turn has come."""
-        assert position == self.next and self.state(position) in (STAGED, ASIDE), (position, self.next, self.state(position))
+        """The drafter has finished `position` and dropped its features, or it was quarantined and its turn has come."""
+        assert position == self.next and self.state(position) in (STAGED, QUARANTINED), (position, self.next, self.state(position))
         if self._state[position] == STAGED:
-            self._leave_window(position)
+            self.window.leave(self._bytes[position])
         self._forget(position)
         self.next += 1
         if seconds is not None:
@@ -313,7 +269,7 @@ class Flow:
         self._give_up(position)
 
     def rewind(self, position: int) -> None:
-        """The line goes back to `position`: a drafter came back from its checkpoint."""
+        """The order goes back to `position`: a drafter came back from its checkpoint."""
         assert position <= self.next
         staged = [p for p, s in self._state.items() if s == STAGED]
         for p in staged:
@@ -326,9 +282,6 @@ class Flow:
         """A run continues at `position`; only before anything was asked for."""
         assert self._frontier == self.next == 0 and not self._asked
         self.next = self._frontier = position
-
-    def resize(self, window: int) -> None:
-        self.window = window
 
     def take_dropped(self) -> list[int]:
         """Positions planned again since the last call: whoever holds their tokens or features lets go of them."""
@@ -343,29 +296,21 @@ class Flow:
         return self._waiting[0] if self._waiting else None
 
     def _may_start(self, position: int) -> bool:
-        if position >= self.next + self.window:
+        if position >= self.next + self.window.size:
             return False
-        fits = self.window_used + self._bytes[position] <= self.window_bytes or self._in_window == 0
+        fits = self.window.fits(self._bytes[position])
         while not fits and position == self.next:
             ahead = [p for p, s in self._state.items() if s == FEATURES]
             if not ahead:
                 return False
             self._give_up(max(ahead))
-            fits = self.window_used + self._bytes[position] <= self.window_bytes or self._in_window == 0
+            fits = self.window.fits(self._bytes[position])
         return fits
 
     def _position_for_slow(self, name: str) -> int | None:
-        """The lowest waiting position that the line will not reach before `name` has computed it."""
-        rates = [1 / t.speed for n, t in self.targets.items() if t.speed and not t.parked and n not in self._slow]
-        fast_batch = 1 / sum(rates)  # seconds per token of all fast targets together
-        slow = self.targets[name].speed
-        best = None
-        for position, state in self._state.items():
-            if state in (READY, HANDED) and position < self.next + self.window and (best is None or position < best):
-                per_batch = max(fast_batch * self._tokens[position], self.drafter_seconds or 0.0)
-                if (position - self.next) * per_batch >= slow * self._tokens[position]:
-                    best = position
-        return best
+        limit = self.next + self.window.size
+        waiting = (p for p, state in self._state.items() if state in (READY, HANDED) and p < limit)
+        return position_for_slow(waiting, self._tokens, self.next, self.targets, self._slow, name, self.drafter_seconds)
 
     def _take(self, position: int, name: str) -> None:
         """`position` leaves the waiting ones for `name`; if another target had it handed, that one gets a batch of `name` instead."""
@@ -387,7 +332,7 @@ class Flow:
             return
         for depth in range(self.queue_per_target):
             for name, target in self.targets.items():
-                if len(target.queue) > depth or not self._works(target) or name in self._slow:
+                if len(target.queue) > depth or not target.works or name in self._slow:
                     continue
                 while self._unhanded and self._state.get(self._unhanded[0]) != READY:
                     heapq.heappop(self._unhanded)
@@ -421,7 +366,7 @@ class Flow:
         self._replan(position)
 
     def _give_up(self, position: int) -> None:
-        self._leave_window(position)
+        self.window.leave(self._bytes[position])
         self._replan(position)
 
     def _replan(self, position: int) -> None:
@@ -429,12 +374,8 @@ class Flow:
         self._dropped.append(position)
         heapq.heappush(self._missing, position)
 
-    def _leave_window(self, position: int) -> None:
-        self._in_window -= 1
-        self.window_used -= self._bytes[position]
-
     def _forget(self, position: int) -> None:
-        for table in (self._state, self._bytes, self._tokens, self._owner, self._by):
+        for table in (self._state, self._bytes, self._tokens, self._owner):
             table.pop(position, None)
 
     def _pop_missing(self) -> int | None:
@@ -445,13 +386,7 @@ class Flow:
         return None
 
     def _find_slow(self) -> None:
-        speeds = {name: t.speed for name, t in self.targets.items() if t.speed is not None and not t.parked}
-        limit = self.slow_factor * median_low(speeds.values()) if speeds else 0.0
-        self._slow = {name for name, speed in speeds.items() if speed > limit}
-
-    @staticmethod
-    def _works(target: TargetState) -> bool:
-        return not target.draining and not target.parked
+        self._slow = slow_targets(self.targets, self.slow_factor)
 
     def _remove(self, name: str) -> None:
         self._free.pop(name, None)
@@ -461,5 +396,5 @@ class Flow:
 
     def _keep_one_at_work(self) -> None:
         stay = [name for name in self.parked() if not self.targets[name].draining]
-        if stay and not any(map(self._works, self.targets.values())):
+        if stay and not any(one.works for one in self.targets.values()):
             self.wake(stay[0])

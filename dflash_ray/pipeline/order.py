@@ -1,7 +1,7 @@
-"""The line: training batches and validation batches in the one order in which the drafter consumes them.
+"""The batch order: training and validation batches in the one order in which the drafter consumes them.
 
-Position p of the line is a pure function of four integers, so a restart, a rewind or another topology walks the same line. After every
-`validate_every` optimizer steps, and after the last one, the validation batches stand in the line once more; they go through the same
+What stands at position p is a pure function of four integers, so a restart, a rewind or another topology walks the same order. After every
+`validate_every` optimizer steps, and after the last one, the validation batches stand in the order once more; they go through the same
 queues and bounds as training batches and change nothing in them.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Item:
     kind: str  # train | validation
-    number: int  # batch number on its own line: 0, 1, 2, ...
+    number: int  # batch number: 0, 1, 2, ..., training and validation batches counted apart
     step: int  # train: the step this batch belongs to; validation: the step that has just ended
 
 
 @dataclass(frozen=True)
-class Line:
+class BatchOrder:
     batches: int  # training batches in the whole run
     batches_per_step: int
     validate_every: int  # steps
@@ -40,13 +40,13 @@ class Line:
         return passes
 
     def position(self, number: int) -> int:
-        """Where training batch `number` stands. `number == batches` gives the end of the line."""
+        """Where training batch `number` stands. `number == batches` gives the end of the order."""
         step = self.steps if number >= self.batches else number // self.batches_per_step
         return min(number, self.batches) + self._passes(step) * self.validation_batches
 
     def item(self, position: int) -> Item:
         if not 0 <= position < self.total:
-            raise IndexError(f"position {position} of a line of {self.total}")
+            raise IndexError(f"position {position} of an order of {self.total}")
         if not self.validation_batches:
             return Item("train", position, position // self.batches_per_step)
         period_batches = self.validate_every * self.batches_per_step

@@ -16,8 +16,9 @@ from typing import Any
 from dflash_ray.config.loading import load_config, read_yaml
 from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
-from dflash_ray.run.records import finite, read_records
+from dflash_ray.records import finite
+from dflash_ray.run.folder import METRICS, RunFolder
+from dflash_ray.run.records import read_steps, read_validations
 
 CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
 TOLERANCE = 0.05  # share of the wanted time by which a run may miss it
@@ -100,7 +101,7 @@ def nearest_epochs(seconds: float, steps_per_second: float, steps_per_epoch: int
 
 def rate_of(run: RunFolder, warm: int) -> float:
     """Steps per second of a run after its first `warm` steps. ValueError where it has no two steps beyond them."""
-    times = [record["time"] for record in read_records(run, METRICS, "time")][warm:]
+    times = [record.time for record in read_steps(run, "time")][warm:]
     if len(times) < 2 or times[-1] <= times[0]:
         raise ValueError(f"{run.path}: {len(times)} steps after the first {warm}; a rate needs two")
     return (len(times) - 1) / (times[-1] - times[0])
@@ -108,24 +109,24 @@ def rate_of(run: RunFolder, warm: int) -> float:
 
 def result_of(run: RunFolder, seconds: float) -> dict[str, Any]:
     """The training side of a finished run. `training_seconds` are those from the end of the first step to the end of the last."""
-    steps = read_records(run, METRICS, "step", "time", "real_tokens", "loss_smooth", "tau", "drafter_wait", "target_wait")
-    validation = read_records(run, VALIDATION, "tau", "loss")
+    steps = read_steps(run, "step", "time", "real_tokens", "loss_smooth", "tau", "drafter_wait", "target_wait")
+    validation = read_validations(run, "tau", "loss")
     if not steps:
         raise ValueError(f"{run.path}: {METRICS} holds no step")
-    took = steps[-1]["time"] - steps[0]["time"]
+    took = steps[-1].time - steps[0].time
     every = max(1, len(steps) // CURVE_POINTS)
     shown = steps[every - 1 :: every]
     return {
         "steps": len(steps),
         "training_seconds": took,
         "off_budget": abs(took - seconds) > TOLERANCE * seconds,
-        "tokens": sum(record["real_tokens"] for record in steps),
-        "loss": steps[-1]["loss_smooth"],
-        "validation_tau": validation[-1]["tau"] if validation else None,
-        "replay_tau": validation[-1].get("replay_tau") if validation else None,
-        "validation_loss": validation[-1]["loss"] if validation else None,
-        "waits": {side: steps[-1][f"{side}_wait"] for side in ("drafter", "target")},
-        "curve": [[record["step"], round(record["time"] - steps[0]["time"], 2), record["loss_smooth"], record["tau"]] for record in shown],
+        "tokens": sum(record.real_tokens for record in steps),
+        "loss": steps[-1].loss_smooth,
+        "validation_tau": validation[-1].tau if validation else None,
+        "replay_tau": validation[-1].replay_tau if validation else None,
+        "validation_loss": validation[-1].loss if validation else None,
+        "waits": {"drafter": steps[-1].drafter_wait, "target": steps[-1].target_wait},
+        "curve": [[one.step, round(one.time - steps[0].time, 2), one.loss_smooth, one.tau] for one in shown],
     }
 
 

@@ -20,7 +20,7 @@ from dflash_ray.draft.dflash.shape import DraftShape, resolve_shape
 from dflash_ray.json_file import read_json_object
 from dflash_ray.planning.balance import DrafterCost, Power, Rates
 from dflash_ray.run.folder import METRICS, RunFolder
-from dflash_ray.run.records import read_records
+from dflash_ray.run.records import read_steps
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.target.cost import counted_flops
 from dflash_ray.target.shape import known_target_shape, read_target_shape
@@ -85,21 +85,21 @@ def of_run(folder: Path) -> Known:
     if not (folder / "config.yaml").exists():
         raise ValueError(f"--run {folder}: holds no config.yaml; give the folder of a run")
     config = load_config([folder / "config.yaml"])
-    records = read_records(run, METRICS, "real_tokens_per_second", "drafter_wait", "target_wait", "targets")[WARMUP_STEPS:]
+    records = read_steps(run, "real_tokens_per_second", "drafter_wait", "target_wait", "targets")[WARMUP_STEPS:]
     if not records:
         raise ValueError(f"--run {folder}: no step after the first {WARMUP_STEPS} is in {METRICS} yet; let the run go on for a while")
     late = records[len(records) // 2 :]
     rate, drafter_wait, target_wait = (
-        median(record[key] for record in late) for key in ("real_tokens_per_second", "drafter_wait", "target_wait")
+        median(getattr(record, key) for record in late) for key in ("real_tokens_per_second", "drafter_wait", "target_wait")
     )
-    targets = median(record["targets"] for record in late)
+    targets = median(record.targets for record in late)
     summary = _json(folder / "summary.json")
     if summary.get("target_tokens_per_second") and summary.get("drafter_tokens_per_second"):
         target, drafter, how = summary["target_tokens_per_second"], summary["drafter_tokens_per_second"], "busy actors, summary.json"
     else:
         target, drafter = rate / (targets * (1 - min(target_wait, 0.95))), rate / (1 - min(drafter_wait, 0.95))
         how = f"{rate:,.0f} tokens/s over the shares of time in which actors did not wait, {METRICS}"
-    watts = [record["watts"] for record in late if record.get("watts")]
+    watts = [record.watts for record in late if record.watts]
     power = shared_power(median(watts), targets, target_wait, drafter_wait) if watts else None
     per_anchor = config.anchors.tokens_per_anchor
     shape = _shape(config)

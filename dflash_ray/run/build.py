@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dflash_ray.config.schema import Config
 from dflash_ray.run.spec import RunSpec, weights_fingerprint
@@ -66,14 +67,25 @@ def make_trainer(spec: RunSpec, total_steps: int) -> DraftTrainer:
     return DraftTrainer(spec.config, spec.shape, embed, head, spec.device, total_steps, tables=tables)
 
 
+@dataclass(frozen=True)
+class PlanInfo:
+    """What a run's plan adds up to; samples, tokens, batches and anchors are counts over all epochs, `most_` is of any one batch."""
+
+    samples: int  # of one epoch
+    tokens: int
+    batches: int
+    validation_batches: int  # of one pass
+    plan: str  # fingerprint of which samples form which batch
+    dataset: str  # fingerprint
+    most_tokens: int
+    most_anchors: int
+
+
 class RunBatches:
-    """Both lines of batches of a run, training and validation."""
+    """All batches of a run, training and validation; `info` tells what they add up to."""
 
-    def __init__(self, train: BatchSource, validation: list[Batch], facts: dict[str, Any], mask_token: int):
-        self._train, self._validation, self._facts, self._mask_token = train, validation, facts, mask_token
-
-    def describe(self) -> dict[str, Any]:
-        return self._facts
+    def __init__(self, train: BatchSource, validation: list[Batch], info: PlanInfo, mask_token: int):
+        self._train, self._validation, self.info, self._mask_token = train, validation, info, mask_token
 
     def batch(self, kind: str, number: int) -> Batch:
         """ValueError if the mask token occurs in it: the drafter would be fed its own empty slot as text."""
@@ -106,15 +118,14 @@ def open_batches(spec: RunSpec) -> RunBatches:
         layout = "packed" if spec.strategy == "packed" else "padded"
         every, most = config.validation.tokens_per_anchor or per_anchor, config.validation.batches
         held_out = validation_batches(open_data(config, "validation"), batching, every, seed, most, layout)
-    facts = {
-        "samples": len(dataset),
-        "tokens": plan.tokens,
-        "batches": plan.total_batches,
-        "validation_batches": len(held_out),
-        "plan": plan.fingerprint,
-        "dataset": dataset.fingerprint,
-        "edges": plan.config.edges,
-        "most_tokens": max([plan.most_tokens, *(batch.tokens for batch in held_out)]),
-        "most_anchors": max([plan.most_anchors, *(len(batch.anchors) for batch in held_out)]),
-    }
-    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, facts, config.draft.mask_token_id)
+    info = PlanInfo(
+        samples=len(dataset),
+        tokens=plan.tokens,
+        batches=plan.total_batches,
+        validation_batches=len(held_out),
+        plan=plan.fingerprint,
+        dataset=dataset.fingerprint,
+        most_tokens=max([plan.most_tokens, *(batch.tokens for batch in held_out)]),
+        most_anchors=max([plan.most_anchors, *(len(batch.anchors) for batch in held_out)]),
+    )
+    return RunBatches(BatchSource(dataset, plan, seed, per_anchor), held_out, info, config.draft.mask_token_id)

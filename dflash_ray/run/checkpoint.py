@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,92 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dflash_ray.json_file import read_json_object
+from dflash_ray.records import MAPPING, NUMBER, TEXT, Check, Record, key, list_of, or_null
 
 FORMAT = "dflash-ray checkpoint 1"
 NAME = re.compile(r"step-(\d{8})")
 
 
+def _before_fingerprints(values: dict[str, Any]) -> dict[str, Any]:
+    """Checkpoints made before the best one could go by replay_tau, and before the target's weights had a fingerprint."""
+    return {"best_by": "tau", "weights": None, **values}
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_quarantined(value: Any) -> bool:
+    return isinstance(value, dict) and type(value.get("batch")) is int
+
+
+WHOLE: Check = ("a whole number", _whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta(Record):
+    """meta.json of a checkpoint: where the run was, what it was made from, and digests of the tensors.
+
+    `step` optimizer steps are done and `next_batch` is the training batch to go on with. A run continues only from a checkpoint of the
+    same `plan`, `dataset` and `weights` (fingerprints), `batches_per_step` and `seed`. `trainer` is `DraftTrainer.state_dict`'s, `shape`
+    the drafter's. `state_bytes` and `state_digest` (BLAKE2b) are of state.safetensors. The file's `format` holds the version.
+    """
+
+    step: int = key(WHOLE)
+    next_batch: int = key(WHOLE)
+    set_aside: list[dict[str, Any]] = key(("a list of batches", list_of(_is_quarantined)))  # values of `QuarantinedBatch`
+    best_tau: float | None = key(("a number or null", lambda value: value is None or type(value) in (int, float)))
+    best_by: str = key(("tau or replay_tau", lambda value: value in ("tau", "replay_tau")))
+    best_name: str | None = key(or_null(("the name of a checkpoint", _is_name)))
+    plan: str = key(TEXT)
+    dataset: str = key(TEXT)
+    weights: str | None = key(or_null(TEXT))  # empty: random weights; None: nobody looked
+    batches_per_step: int = key(WHOLE)
+    seed: int = key(WHOLE)
+    trainer: dict[str, Any] = key(MAPPING)
+    shape: dict[str, Any] = key(MAPPING)
+    state_bytes: int = key(WHOLE)
+    state_digest: str = key(TEXT)
+
+    UPGRADES = (_before_fingerprints,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestCheckpoint(Record):
+    """best.json: the name of the best checkpoint so far, and the number of the validation that made it so."""
+
+    checkpoint: str = key(("the name of a checkpoint", _is_name))
+    tau: float = key(NUMBER)
+    by: str = key(("tau or replay_tau", lambda value: value in ("tau", "replay_tau")))
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run and the checkpoint that it continues must have in common; fingerprints, and two settings."""
+
+    plan: str
+    dataset: str
+    weights: str
+    batches_per_step: int
+    seed: int
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
-    meta: dict[str, Any]
+    meta: CheckpointMeta
 
     @property
     def step(self) -> int:
-        return self.meta["step"]
+        return self.meta.step
 
     @property
     def next_batch(self) -> int:
-        return self.meta["next_batch"]
+        return self.meta.next_batch
 
     def tensors(self) -> dict[str, torch.Tensor]:
         try:
@@ -47,10 +116,10 @@ class Checkpoint:
             raise ValueError(f"checkpoint {self.path}: state.safetensors cannot be read: {error}") from None
 
 
-def save_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> Path:
-    """Writes `folder/step-XXXXXXXX` for `meta["step"]`; OSError (disk full) leaves what was there before as it was."""
-    assert {"step", "next_batch"} <= meta.keys()
-    final = folder / f"step-{meta['step']:08d}"
+def save_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], meta: CheckpointMeta) -> Path:
+    """Writes `folder/step-XXXXXXXX`, with the size and the digest of `tensors` in place of those in `meta`. OSError (disk full) leaves what
+    was there before as it was."""
+    final = folder / f"step-{meta.step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".writing-{final.name}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -61,7 +130,8 @@ def save_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], meta: dict[s
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, state)
         except SafetensorError as error:  # safetensors wraps the system's error in its own
             raise OSError(str(error)) from None
-        whole = {"format": FORMAT, **meta, "state_bytes": state.stat().st_size, "state_digest": _digest_file(state)}
+        meta = replace(meta, state_bytes=state.stat().st_size, state_digest=_digest_file(state))
+        whole = {"format": FORMAT, **meta.as_json()}
         whole["digest"] = _digest_meta(whole)
         (temporary / "meta.json").write_text(json.dumps(whole, indent=1, allow_nan=False))
         for path in (state, temporary / "meta.json", temporary):
@@ -89,54 +159,34 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         if not path.is_dir():
             raise refuse("no such folder")
-        meta = read_json_object(path / "meta.json")
+        whole = read_json_object(path / "meta.json")
     except FileNotFoundError:
         raise refuse("meta.json is missing; this is no whole checkpoint") from None
     except OSError as error:
         raise refuse(f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise error if str(error).startswith("checkpoint ") else refuse(f"meta.json {error}") from None
-    if meta.get("format") != FORMAT:
+    if whole.get("format") != FORMAT:
         raise refuse(f"meta.json is not of the format {FORMAT!r}; it was not written by this trainer")
-    if meta.get("digest") != _digest_meta(meta):
+    if whole.get("digest") != _digest_meta(whole):
         raise refuse("meta.json does not match its own digest; it was changed or damaged")
-    if wrong := _wrong_value(meta):
-        raise refuse(f"meta.json: {wrong}")
+    try:  # a digest shows damage, not who wrote it
+        keys = {name: value for name, value in whole.items() if name not in ("format", "digest")}
+        meta = CheckpointMeta.from_json(keys, "meta.json", *(field.name for field in fields(CheckpointMeta)))
+    except ValueError as error:
+        raise refuse(str(error)) from None
     state = path / "state.safetensors"
     if not state.is_file():
         raise refuse("state.safetensors is missing")
     try:
-        size, digest = state.stat().st_size, _digest_file(state) if state.stat().st_size == meta["state_bytes"] else None
+        size, digest = state.stat().st_size, _digest_file(state) if state.stat().st_size == meta.state_bytes else None
     except OSError as error:
         raise refuse(f"state.safetensors cannot be read: {error.strerror}") from None
-    if size != meta["state_bytes"]:
-        raise refuse(f"state.safetensors has {size:,} bytes instead of {meta['state_bytes']:,}")
-    if digest != meta["state_digest"]:
+    if size != meta.state_bytes:
+        raise refuse(f"state.safetensors has {size:,} bytes instead of {meta.state_bytes:,}")
+    if digest != meta.state_digest:
         raise refuse("state.safetensors does not match its digest; it is damaged")
     return Checkpoint(path, meta)
-
-
-def _wrong_value(meta: dict[str, Any]) -> str | None:
-    """What is not as a writer of this format leaves it; a digest shows damage, not who wrote it."""
-    for key in ("step", "next_batch", "state_bytes"):
-        if type(meta.get(key)) is not int or meta[key] < 0:
-            return f"{key} is {str(meta.get(key))[:40]!r}, not a whole number"
-    aside = meta.get("set_aside", [])
-    if not isinstance(aside, list) or not all(isinstance(entry, dict) and type(entry.get("batch")) is int for entry in aside):
-        return "set_aside is no list of batches"
-    best = meta.get("best_name")
-    if best is not None and not (isinstance(best, str) and NAME.fullmatch(best)):
-        return "best_name is not the name of a checkpoint"
-    tau = meta.get("best_tau")
-    if tau is not None and type(tau) not in (int, float):
-        return "best_tau is no number"
-    if meta.get("best_by", "tau") not in ("tau", "replay_tau"):
-        return "best_by is neither tau nor replay_tau"
-    if not isinstance(meta.get("weights", ""), str):
-        return "weights is no fingerprint"
-    if not isinstance(meta.get("trainer", {}), dict):
-        return "trainer is no mapping"
-    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -5,41 +5,41 @@ ValueError says what the user must change.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dflash_ray.run.build import open_data
+from dflash_ray.run.build import PlanInfo, open_data
 from dflash_ray.run.spec import RunSpec
 
 if TYPE_CHECKING:
-    from dflash_ray.run.checkpoint import Checkpoint
+    from dflash_ray.run.checkpoint import Checkpoint, RunIdentity
 
 STORE_SHARE = 0.7  # of the object store may be features in flight
 
 
-def check_identity(spec: RunSpec, checkpoint: Checkpoint, mine: dict[str, Any], total_steps: int) -> None:
+def check_identity(spec: RunSpec, checkpoint: Checkpoint, mine: RunIdentity, total_steps: int) -> None:
     """A checkpoint continues only the run it was made by: the same data, plan, seed and drafter."""
     from dflash_ray.draft.trainer import check_same_training
 
-    if "trainer" not in checkpoint.meta:
-        raise ValueError(f"checkpoint {checkpoint.path}: meta.json has no trainer; it was not written by this trainer")
-    check_same_training(checkpoint.meta["trainer"], spec.shape, spec.config.optimizer.name, total_steps)
+    check_same_training(checkpoint.meta.trainer, spec.shape, spec.config.optimizer.name, total_steps)
     keys = {
         "plan": "data, batching, anchors, train.epochs",
         "dataset": "data.path",
         "batches_per_step": "train.batches_per_step",
         "weights": "weights in target.path",
     }
-    for name, value in checkpoint.meta.items():
-        if name in mine and mine[name] != value:
+    for name, value in asdict(mine).items():
+        theirs = getattr(checkpoint.meta, name)
+        if theirs is not None and value != theirs:
             raise ValueError(
-                f"--resume: the checkpoint's {name} is {value}, this run's is {mine[name]}; "
+                f"--resume: the checkpoint's {name} is {theirs}, this run's is {value}; "
                 f"continue with the same {keys.get(name, 'run.' + name)}, or start over with --fresh"
             )
 
 
-def window_bytes(spec: RunSpec, store_bytes: int, plan: dict[str, Any]) -> int:
+def window_bytes(spec: RunSpec, store_bytes: int, plan: PlanInfo) -> int:
     """What may be in flight; ValueError, with the arithmetic, where not even one batch fits the object store."""
-    tokens, anchors = plan["most_tokens"], plan["most_anchors"]
+    tokens, anchors = plan.most_tokens, plan.most_anchors
     largest = spec.message_bytes(tokens, anchors)
     room = int(STORE_SHARE * store_bytes)
     wanted = spec.config.flow.window_bytes or room

@@ -9,8 +9,8 @@ from dflash_ray.config.loading import load_config
 from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
-from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
-from dflash_ray.run.records import read_records
+from dflash_ray.run.folder import RunFolder
+from dflash_ray.run.records import read_steps, read_validations
 
 BEST, LATEST = "best", "latest"
 HELD_OUT = "held-out conversations, mean over fixed blocks"
@@ -43,34 +43,34 @@ def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
     return checkpoint
 
 
-def facts_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
+def card_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
     """Lines of the model card's recipe, and the acceptance lengths that are known of this checkpoint."""
     run, summary = RunFolder(folder), _read_json(folder / "summary.json")
-    trainer = checkpoint.meta["trainer"]
-    facts: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
+    trainer = checkpoint.meta.trainer
+    recipe: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
     if config.data.path is not None:
-        facts["data"] = config.data.path.name
+        recipe["data"] = config.data.path.name
     if "topology" in summary:
-        facts["topology"] = f"{summary['topology']} (targets-drafters)"
-    seen = [record for record in read_records(run, METRICS, "step") if record["step"] <= checkpoint.step]
-    tokens, supervised = (sum(record.get(key, 0) for record in seen) for key in ("real_tokens", "supervised_tokens"))
+        recipe["topology"] = f"{summary['topology']} (targets-drafters)"
+    seen = [record for record in read_steps(run, "step") if record.step <= checkpoint.step]
+    tokens, supervised = (sum(record.real_tokens or 0 for record in seen), sum(record.supervised_tokens or 0 for record in seen))
     if tokens and len(seen) == checkpoint.step:  # a run that continues another folder's knows its own steps only
-        facts["tokens"] = f"{tokens:,} seen, {supervised:,} of them supervised"
-    facts["seed"] = config.run.seed
+        recipe["tokens"] = f"{tokens:,} seen, {supervised:,} of them supervised"
+    recipe["seed"] = config.run.seed
     if trainer.get("tables"):
-        facts["embedding and head it was trained with"] = f"SHA-256 {trainer['tables']}"
+        recipe["embedding and head it was trained with"] = f"SHA-256 {trainer['tables']}"
     tau = {}
-    for record in read_records(run, VALIDATION, "step", "tau"):
-        if record["step"] == checkpoint.step:
-            tau[HELD_OUT] = record["tau"]
-            if "replay_tau" in record:
-                tau[REPLAYED] = record["replay_tau"]
+    for record in read_validations(run, "step", "tau"):
+        if record.step == checkpoint.step:
+            tau[HELD_OUT] = record.tau
+            if record.replay_tau is not None:
+                tau[REPLAYED] = record.replay_tau
     best = _read_json(folder / "best.json")
     if best.get("checkpoint") == checkpoint.path.name:
         if type(best.get("tau")) not in (int, float):
             raise ValueError(f"{folder / 'best.json'}: tau is {str(best.get('tau'))[:60]!r}, not a number")
         tau.setdefault(REPLAYED if best.get("by") == "replay_tau" else HELD_OUT, best["tau"])
-    return facts, tau
+    return recipe, tau
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import shutil
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -61,9 +60,9 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
-    def create(self, config: Config, facts: dict[str, Any]) -> None:
+    def create(self, config: Config, run_info: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write_json("run.json", facts)
+        self.write_json("run.json", run_info)
         self._replace("config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def write_json(self, name: str, value: Any) -> None:
@@ -129,11 +128,6 @@ class RunFolder:
                     os.fsync(handle)
                 finally:
                     os.close(handle)
-
-    def event(self, kind: str, step: int, reason: str, /, **more: Any) -> dict[str, Any]:
-        record = {"event": kind, "step": step, "time": time.time(), "reason": reason, **more}
-        self.append(EVENTS, record)
-        return record
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """All whole lines; a line torn by a crash is not one. ValueError for a line that is no JSON object."""

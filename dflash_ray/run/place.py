@@ -8,21 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_ray.records import COUNT, MAPPING, TEXT, TEXTS, TIME, Record, key, or_null
+
 
 class RunEnded(ValueError):
     """Asked of a run that has ended; says how."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunInfo(Record):
+    """run.json: where a run lives while it lives, and what it was started with. `started` is in seconds since 1970."""
+
+    ray_address: str = key(("HOST:PORT", lambda value: isinstance(value, str) and value.rpartition(":")[2].isdigit()))
+    namespace: str = key(TEXT)
+    coordinator: str = key(TEXT)  # its actor's name
+    actors: list[str] = key(TEXTS)
+    ray_auth_mode: str | None = key(or_null(TEXT))  # another shell needs it to speak to this Ray
+    pid: int = key(COUNT)  # of the driver
+    node: str = key(TEXT)  # of the driver
+    started: float = key(TIME)
+    environment: dict[str, Any] = key(MAPPING)  # `machine.environment`
+
+
 @dataclass(frozen=True)
 class RunPlace:
     folder: Path
-    facts: dict[str, Any]  # of run.json
+    info: RunInfo
     summary: dict[str, Any] | None  # if it has ended by itself
 
     @property
     def driver_is_dead(self) -> bool:
         """True only where this can be known: on the node of the driver."""
-        return self.facts["node"] == socket.gethostname() and not Path(f"/proc/{self.facts['pid']}").exists()
+        return self.info.node == socket.gethostname() and not Path(f"/proc/{self.info.pid}").exists()
 
     def problem(self, otherwise: str) -> ValueError:
         """How the run ended, as far as its folder tells; what was seen, `otherwise`."""
@@ -37,7 +54,7 @@ class RunPlace:
 
     def reachable(self, limit: float = 2.0) -> bool:
         """Whether somebody listens at the run's Ray address."""
-        host, _, port = self.facts["ray_address"].rpartition(":")
+        host, _, port = self.info.ray_address.rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=limit):
                 return True
@@ -57,15 +74,13 @@ def newest_run(roots: tuple[Path, ...] | None = None) -> Path:
 def run_place(folder: Path) -> RunPlace:
     """Reads the folder of a run. ValueError where there is none."""
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        address, _namespace, _name, _pid, _node = (facts[key] for key in ("ray_address", "namespace", "coordinator", "pid", "node"))
-        if not address.rpartition(":")[2].isdigit():
-            raise ValueError
+        values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        info = RunInfo.from_json(values, "run.json", "ray_address", "namespace", "coordinator", "pid", "node")
     except FileNotFoundError:
         raise ValueError(f"--run {folder}: holds no run (no run.json)") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError):
         raise ValueError(f"--run {folder}: run.json cannot be read") from None
-    return RunPlace(folder, facts, _summary(folder))
+    return RunPlace(folder, info, _summary(folder))
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:

@@ -1,64 +1,164 @@
-"""The lines of a run's files for those who only look at them: what they count on is there, or one line says which file was damaged."""
+"""The lines of a run's files, one kind of record for each file.
+
+Who writes such a line makes the record; who reads one gets the record back, or one line that says which file was damaged. Units stand in
+each record's docstring; steps count from 1.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from dflash_ray.records import (
+    COUNT,
+    COUNTS,
+    FINITE,
+    NUMBER,
+    NUMBERS,
+    TEXT,
+    TIME,
+    Record,
+    key,
+    optional_key,
+    or_null,
+    other_keys,
+)
 from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
 
-MOST = 1e300  # sums and means of numbers below it are numbers
-LATEST = 1e11  # seconds since 1970 that a calendar still knows
 
-Check = tuple[str, Callable[[Any], bool]]  # what a value must be, whether it is
+@dataclass(frozen=True, kw_only=True)
+class StepRecord(Record):
+    """One optimizer step, a line of metrics.jsonl.
+
+    Losses are nats per what their objective is divided by (docs/dflash.md), `tau` and `slot_accuracy` (slots 1..K-1) are of teacher-forced
+    blocks. Tokens and `supervised_tokens` are counts of the step; rates are per second over a sliding window, waits are shares of time,
+    `watts` is of all devices. `q_pre`, `ahead`, `q_hs` count batches, `window_bytes` bytes of features in flight. `seconds` is the step's
+    own time, `time` a monotonic clock in seconds.
+    """
+
+    step: int = key(COUNT)
+    loss: float = key(NUMBER)
+    ce: float = key(NUMBER)
+    dpace: float = key(NUMBER)
+    kl: float | None = optional_key(NUMBER)
+    tv: float | None = optional_key(NUMBER)
+    dpace_kl: float | None = optional_key(NUMBER)
+    accuracy: float = key(NUMBER)
+    tau: float = key(NUMBER)
+    replay_tau: float | None = optional_key(NUMBER)
+    tau_blocks: float = key(NUMBER)
+    supervised_tokens_covered: float = key(NUMBER)
+    slot_accuracy: list[float] = key(NUMBERS)
+    lr: float = key(NUMBER)
+    noise_std: float = key(NUMBER)
+    grad_norm: float = key(NUMBER)
+    skipped: str | None = key(or_null(TEXT))  # no_label or non_finite
+    loss_smooth: float = key(NUMBER)
+    supervised_tokens: int = key(COUNT)
+    real_tokens: int = key(COUNT)
+    padded_tokens: int = key(COUNT)
+    real_tokens_per_second: float = key(FINITE)
+    padded_tokens_per_second: float = key(FINITE)
+    drafter_wait: float = key(FINITE)
+    target_wait: float = key(FINITE)
+    watts: float | None = key(or_null(FINITE))
+    tokens_per_joule: float | None = key(or_null(FINITE))
+    mean_document_tokens: float = key(FINITE)
+    buckets: list[int] = key(COUNTS)
+    q_pre: list[int] = key(NUMBERS)
+    ahead: int = key(COUNT)
+    q_hs: int = key(COUNT)
+    window_bytes: int = key(COUNT)
+    targets: int = key(COUNT)
+    parked: int = key(COUNT)
+    spike: float | None = key(or_null(NUMBER))  # times the rolling median of the loss
+    seconds: float = key(FINITE)
+    eta_seconds: float | None = key(or_null(FINITE))
+    time: float = key(FINITE)
 
 
-def _number(value: Any) -> bool:
-    """A loss may be NaN or infinite: a step that was skipped had one."""
-    return finite(value) or (isinstance(value, float) and not math.isfinite(value))
+@dataclass(frozen=True, kw_only=True)
+class ValidationRecord(Record):
+    """One validation pass after `step` steps, a line of validation.jsonl; the metrics are those of `StepRecord`, over held-out samples."""
+
+    step: int = key(COUNT)
+    loss: float = key(NUMBER)
+    ce: float = key(NUMBER)
+    dpace: float = key(NUMBER)
+    kl: float | None = optional_key(NUMBER)
+    tv: float | None = optional_key(NUMBER)
+    dpace_kl: float | None = optional_key(NUMBER)
+    accuracy: float = key(NUMBER)
+    tau: float = key(NUMBER)
+    replay_tau: float | None = optional_key(NUMBER)  # where validation has a block at every place
+    tau_blocks: float = key(NUMBER)
+    supervised_tokens_covered: float = key(NUMBER)
+    slot_accuracy: list[float] = key(NUMBERS)
 
 
-def finite(value: Any) -> bool:
-    """Whether it is a number to calculate with."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+@dataclass(frozen=True, kw_only=True)
+class TrainedBatch(Record):
+    """One batch whose gradient is in the weights, a line of trained.jsonl. `arrival` numbers the batches by when their features came."""
+
+    batch: int = key(COUNT)
+    step: int = key(COUNT)
+    sample_ids: list[int] = key(COUNTS)
+    target: str = key(TEXT)
+    arrival: int = key(COUNT)
 
 
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+@dataclass(frozen=True, kw_only=True)
+class Event(Record):
+    """Something that happened after `step` steps, a line of events.jsonl. `time` is in seconds since 1970; `details` differ by event."""
+
+    event: str = key(TEXT)
+    step: int = key(COUNT)
+    time: float = key(TIME)
+    reason: str = key(TEXT)
+    details: dict[str, Any] = other_keys()
 
 
-NUMBER: Check = ("a number", _number)
-FINITE: Check = ("a finite number", finite)
-COUNT: Check = ("a count", _count)
-TEXT: Check = ("a text", lambda value: isinstance(value, str))
-NUMBERS: Check = ("a list of numbers", lambda value: isinstance(value, list) and all(_number(one) for one in value))
+@dataclass(frozen=True, kw_only=True)
+class QuarantinedBatch(Record):
+    """A training batch that nobody could compute: it counts as empty. In checkpoints and the summary under `set_aside`."""
 
-CHECKS: dict[str, dict[str, Check]] = {
-    METRICS: {
-        **dict.fromkeys(("step", "supervised_tokens", "real_tokens", "padded_tokens", "targets", "window_bytes"), COUNT),
-        **dict.fromkeys(("seconds", "time", "mean_document_tokens", "drafter_wait", "target_wait", "real_tokens_per_second"), FINITE),
-        **dict.fromkeys(("loss", "loss_smooth", "tau", "accuracy"), NUMBER),
-        **dict.fromkeys(("q_pre", "slot_accuracy"), NUMBERS),
-        "watts": ("a number or null", lambda value: value is None or finite(value)),
-    },
-    VALIDATION: {"step": COUNT, "tau": NUMBER, "replay_tau": NUMBER, "loss": NUMBER, "slot_accuracy": NUMBERS},
-    EVENTS: {"step": COUNT, "event": TEXT, "time": ("a time", lambda value: finite(value) and abs(value) < LATEST)},
-    TRAINED: {"batch": COUNT, "target": TEXT},
-}
+    batch: int = key(COUNT)
+    sample_ids: list[int] = key(COUNTS)
+    reason: str = key(TEXT)
 
 
-def read_records(run: RunFolder, name: str, *needed: str) -> list[dict[str, Any]]:
-    """All whole lines of `name`, one of the folder's files of lines, each with the keys `needed`. ValueError for one no run has written."""
+FILES: dict[str, type[Record]] = {METRICS: StepRecord, VALIDATION: ValidationRecord, EVENTS: Event, TRAINED: TrainedBatch}
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def read_steps(run: RunFolder, *needed: str) -> list[StepRecord]:
+    return _read(run, METRICS, StepRecord, needed)
+
+
+def read_validations(run: RunFolder, *needed: str) -> list[ValidationRecord]:
+    return _read(run, VALIDATION, ValidationRecord, needed)
+
+
+def read_trained(run: RunFolder, *needed: str) -> list[TrainedBatch]:
+    return _read(run, TRAINED, TrainedBatch, needed)
+
+
+def read_events(run: RunFolder, *needed: str) -> list[Event]:
+    return _read(run, EVENTS, Event, needed)
+
+
+def _read(run: RunFolder, name: str, kind: type[AnyRecord], needed: Sequence[str]) -> list[AnyRecord]:
+    """All whole lines of `name`, each with the keys `needed`. ValueError for a line that no run has written."""
     path = run.path / name
     try:
-        records = run.read(name)
+        lines = run.read(name)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    for number, record in enumerate(records, 1):
-        for key, (what, holds) in CHECKS[name].items():
-            if (key in record or key in needed) and not holds(record.get(key)):
-                raise ValueError(f"{path}: {key} of record {number} is not {what}; the file was damaged")
-    if len({len(record["slot_accuracy"]) for record in records if record.get("slot_accuracy")}) > 1:
+    try:
+        records = [kind.from_json(line, f"record {number}", *needed) for number, line in enumerate(lines, 1)]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if len({len(slots) for record in records if (slots := getattr(record, "slot_accuracy", None))}) > 1:
         raise ValueError(f"{path}: slot_accuracy differs in length from record to record; the file was damaged")
     return records

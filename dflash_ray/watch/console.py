@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from dflash_ray.run.records import StepRecord
 
 
 def duration(seconds: float | None) -> str:
@@ -24,26 +25,26 @@ def _short(value: float, digits: int) -> str:
     return text.removeprefix("0") if 0 <= value < 1 else text
 
 
-def console_line(record: dict[str, Any], total_steps: int) -> str:
+def console_line(record: StepRecord, total_steps: int) -> str:
     """One line of a step's record, for instance
     `step 58/89,950 | loss 1.52 acc .21 tau 2.31 | lr 1.2e-05 noise .010 | 25.2 Ktok/s real 29.0 padded (eff 86.8%) | ...`"""
-    efficiency = record["real_tokens"] / record["padded_tokens"] if record["padded_tokens"] else 1.0
+    efficiency = record.real_tokens / record.padded_tokens if record.padded_tokens else 1.0
     parts = [
-        f"step {record['step']:,}/{total_steps:,}",
-        f"loss {record['loss']:.3f} smooth {record['loss_smooth']:.3f} acc {_short(record['accuracy'], 2)} tau {record['tau']:.2f}",
-        f"lr {record['lr']:.1e} noise {_short(record['noise_std'], 3)}",
-        f"{thousands(record['real_tokens_per_second'])} Ktok/s real {thousands(record['padded_tokens_per_second'])} padded "
+        f"step {record.step:,}/{total_steps:,}",
+        f"loss {record.loss:.3f} smooth {record.loss_smooth:.3f} acc {_short(record.accuracy, 2)} tau {record.tau:.2f}",
+        f"lr {record.lr:.1e} noise {_short(record.noise_std, 3)}",
+        f"{thousands(record.real_tokens_per_second)} Ktok/s real {thousands(record.padded_tokens_per_second)} padded "
         f"(eff {100 * efficiency:.1f}%)",
-        f"len {record['mean_document_tokens']:.0f}{_bucket(record['buckets'])}",
-        f"q_pre={_list(record['q_pre'])} ahead={record['ahead']} q_hs=[{record['q_hs']}] "
-        f"wait: drafter {100 * record['drafter_wait']:.0f}% targets {100 * record['target_wait']:.0f}%",
+        f"len {record.mean_document_tokens:.0f}{_bucket(record.buckets)}",
+        f"q_pre={_list(record.q_pre)} ahead={record.ahead} q_hs=[{record.q_hs}] "
+        f"wait: drafter {100 * record.drafter_wait:.0f}% targets {100 * record.target_wait:.0f}%",
     ]
-    if record["watts"] is not None:
-        parked = f" {record['parked']} parked" if record["parked"] else ""
-        parts.append(f"{record['watts'] / 1000:.2f} kW {record['tokens_per_joule']:.1f} tok/J{parked}")
-    if record["spike"] is not None:
-        parts.append(f"SPIKE {record['spike']:.1f} x the rolling median")
-    parts.append(f"ETA {duration(record['eta_seconds'])}")
+    if record.watts is not None:
+        parked = f" {record.parked} parked" if record.parked else ""
+        parts.append(f"{record.watts / 1000:.2f} kW {record.tokens_per_joule:.1f} tok/J{parked}")
+    if record.spike is not None:
+        parts.append(f"SPIKE {record.spike:.1f} x the rolling median")
+    parts.append(f"ETA {duration(record.eta_seconds)}")
     return " | ".join(parts)
 
 

@@ -10,7 +10,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+
+from dflash_ray.data.batches.batch import BatchInfo
+from dflash_ray.run.records import StepRecord
 
 WARMUP_STEPS = 2
 SPIKE_FACTOR = 2.0  # a loss this many times the rolling median is reported
@@ -27,14 +29,14 @@ class StepTally:
     sample_ids: list[int] = field(default_factory=list)
     buckets: set[int] = field(default_factory=set)
 
-    def add(self, meta: dict[str, Any]) -> None:
-        self.real_tokens += meta["tokens"]
-        self.padded_tokens += meta["allocated_tokens"]
-        self.documents += meta["documents"]
-        self.supervised += meta["supervised"]
-        self.sample_ids += meta["sample_ids"]
-        if meta["bucket"] >= 0:
-            self.buckets.add(meta["bucket"])
+    def add(self, batch: BatchInfo) -> None:
+        self.real_tokens += batch.tokens
+        self.padded_tokens += batch.allocated_tokens
+        self.documents += batch.documents
+        self.supervised += batch.supervised
+        self.sample_ids += batch.sample_ids
+        if batch.bucket >= 0:
+            self.buckets.add(batch.bucket)
 
 
 class Meter:
@@ -125,14 +127,14 @@ class Meter:
         self._smooth_weight = 0.9 * self._smooth_weight + supervised
         return self._smooth_loss / self._smooth_weight if self._smooth_weight else loss
 
-    def remember(self, records: list[dict[str, Any]]) -> None:
+    def remember(self, records: list[StepRecord]) -> None:
         """Losses go on as if these lines of metrics.jsonl, and no others, had just been counted."""
         self._losses.clear()
         self._smooth_loss = self._smooth_weight = 0.0
         for record in records:
-            self.smooth(record["loss"], record.get("supervised_tokens", 0))
-            if not record.get("skipped"):
-                self._losses.append((record["loss"], record["mean_document_tokens"]))
+            self.smooth(record.loss, record.supervised_tokens or 0)
+            if not record.skipped:
+                self._losses.append((record.loss, record.mean_document_tokens))
 
     def spike(self, loss: float, document_tokens: float) -> dict[str, float] | None:
         """How many times the rolling median this loss is, if that is too many, and the median mean document length beside it: a jump

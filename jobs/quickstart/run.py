@@ -17,7 +17,7 @@ from rich.console import Console
 from dflash_ray.config.loading import load_config
 from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
-from dflash_ray.run.folder import METRICS, VALIDATION, RunFolder
+from dflash_ray.run.folder import RunFolder
 from jobs.support.cli import Arguments, run
 
 HERE = Path(__file__).resolve().parent
@@ -140,11 +140,12 @@ def _evaluate(target: Path, prompts: dict[str, Path], folder: Path, threads: int
 
 
 def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> None:
+    from dflash_ray.run.records import read_steps, read_validations
     from dflash_ray.watch.plots import plot_training
 
     run_folder = RunFolder(folder)
     picture = folder / "training.png"
-    plot_training(run_folder.read(METRICS), run_folder.read(VALIDATION), served["tau"], picture)
+    plot_training(read_steps(run_folder), read_validations(run_folder), served["tau"], picture)
     summary = _read(folder / "summary.json")
     summary |= {
         "tau": served["tau"],

@@ -98,9 +98,9 @@ def plan_sizes(spec: RunSpec) -> dict[str, Any]:
     config = spec.config
     if config.data.path is not None:
         check_data(spec)
-        facts = open_batches(spec).describe()
-        sizes = {key: facts[key] for key in ("samples", "tokens", "batches", "most_tokens", "most_anchors")}
-        return {**sizes, "steps": -(-facts["batches"] // config.train.batches_per_step), "exact": True}
+        plan = open_batches(spec).info
+        sizes = {key: getattr(plan, key) for key in ("samples", "tokens", "batches", "most_tokens", "most_anchors")}
+        return {**sizes, "steps": -(-plan.batches // config.train.batches_per_step), "exact": True}
     if config.data.samples is None or config.data.tokens is None:
         raise ValueError("data.path: not set; give a dataset folder, or data.samples and data.tokens to explain a run without it")
     budget = config.batching.token_budget

@@ -25,12 +25,12 @@ class LiveRun:
 
     def __init__(self, folder: Path | None):
         self.place = run_place(folder.expanduser() if folder is not None else newest_run())
-        address = self.place.facts["ray_address"]
+        address = self.place.info.ray_address
         if not self.place.reachable():
             raise self._problem(f"Ray at {address} cannot be reached; is this a node of the run's cluster?")
-        if self.place.facts.get("ray_auth_mode"):
-            os.environ.setdefault("RAY_AUTH_MODE", self.place.facts["ray_auth_mode"])
-        self._join(address, self.place.facts["namespace"])
+        if self.place.info.ray_auth_mode:
+            os.environ.setdefault("RAY_AUTH_MODE", self.place.info.ray_auth_mode)
+        self._join(address, self.place.info.namespace)
 
     def _join(self, address: str, namespace: str) -> None:
         with _one_line_or_nothing(f"Ray at {address} gave no answer within {JOIN_SECONDS:.0f} s"):
@@ -42,7 +42,7 @@ class LiveRun:
                 why = str(error).strip().splitlines()[0] + self._other_auth()
                 raise self._problem(f"Ray at {address} cannot be joined from here: {why}") from None
             try:
-                self._coordinator = ray.get_actor(self.place.facts["coordinator"], namespace=namespace)
+                self._coordinator = ray.get_actor(self.place.info.coordinator, namespace=namespace)
             except ValueError:
                 raise self._problem(f"the run in {self.place.folder} is starting or has just ended; try again") from None
 
@@ -51,7 +51,7 @@ class LiveRun:
         return self.place.problem(seen)
 
     def _other_auth(self) -> str:
-        theirs, ours = self.place.facts.get("ray_auth_mode"), os.environ.get("RAY_AUTH_MODE")
+        theirs, ours = self.place.info.ray_auth_mode, os.environ.get("RAY_AUTH_MODE")
         return "" if theirs == ours else f" (RAY_AUTH_MODE is {ours or 'not set'} here, {theirs or 'not set'} in the run)"
 
     def ask(self, method: str, *arguments: Any) -> Any:

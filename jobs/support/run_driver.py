@@ -28,6 +28,7 @@ from dflash_ray.machine.environment import environment
 from dflash_ray.run.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
 from dflash_ray.run.checks import check_data
 from dflash_ray.run.folder import RunFolder
+from dflash_ray.run.place import RunInfo
 from dflash_ray.run.spec import RunSpec, resolve, with_weights
 from dflash_ray.watch.power import read_watts
 from jobs.support.cli import Failed, Stopped, under_job_submit
@@ -176,19 +177,19 @@ def drive(plan: RunPlan) -> tuple[dict[str, Any], int]:
     spec, folder = plan.spec, plan.folder
     if spec.config.run.fresh and folder.path.exists():
         _clear(folder)
-    facts = {
-        "ray_address": ray.get_runtime_context().gcs_address,
-        "namespace": spec.namespace,
-        "coordinator": "coordinator",
-        "actors": ["coordinator", "batcher", "drafter", *(f"target-{i}" for i in range(spec.config.targets))],
-        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),  # another shell needs it to speak to this Ray
-        "pid": os.getpid(),
-        "node": socket.gethostname(),
-        "started": time.time(),
-        "environment": environment(),
-    }
+    info = RunInfo(
+        ray_address=ray.get_runtime_context().gcs_address,
+        namespace=spec.namespace,
+        coordinator="coordinator",
+        actors=["coordinator", "batcher", "drafter", *(f"target-{i}" for i in range(spec.config.targets))],
+        ray_auth_mode=os.environ.get("RAY_AUTH_MODE"),
+        pid=os.getpid(),
+        node=socket.gethostname(),
+        started=time.time(),
+        environment=environment(),
+    )
     coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec), **on_this_node()).remote(
-        spec, plan.resume, _store_bytes(), facts
+        spec, plan.resume, _store_bytes(), info
     )
     running = coordinator.run.remote()
     try:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dflash_ray.config.loading import validate
 from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.run.checkpoint import list_checkpoints, read_checkpoint
-from dflash_ray.run.exports import HELD_OUT, REPLAYED, choose_checkpoint, facts_of_run, run_config
+from dflash_ray.run.exports import HELD_OUT, REPLAYED, card_of_run, choose_checkpoint, run_config
 from dflash_ray.run.folder import RunFolder
 from tests.support.tiny_runs import MASK_TOKEN, tiny_config
 from tests.support.tiny_targets import VOCAB
@@ -109,8 +109,8 @@ def test_the_best_checkpoint_is_the_one_that_would_serve_best(material, tmp_path
     name = f"step-{best['step']:08d}"
     assert json.loads((folder.path / "best.json").read_text()) == {"checkpoint": name, "tau": best["replay_tau"], "by": "replay_tau"}
     assert (summary["best_checkpoint"], summary["best_validation_tau"]) == (name, best["replay_tau"]) and best["replay_tau"] != best["tau"]
-    facts, told = facts_of_run(folder.path, run_config(folder.path), choose_checkpoint(folder.path))
-    assert told == {HELD_OUT: best["tau"], REPLAYED: best["replay_tau"]} and facts["steps"].startswith(f"{best['step']} of")
+    recipe, told = card_of_run(folder.path, run_config(folder.path), choose_checkpoint(folder.path))
+    assert told == {HELD_OUT: best["tau"], REPLAYED: best["replay_tau"]} and recipe["steps"].startswith(f"{best['step']} of")
 
 
 def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
@@ -124,7 +124,7 @@ def test_teacher_rows_reach_the_drafter(material, local_ray, tmp_path):
     assert code == 0 and not [event for event in folder.read("events.jsonl") if event["event"] == "set_aside"]
     spec = resolve(validate(tiny_config(material, tmp_path / "run", **sections)), device="cpu", run_dir=tmp_path / "run")
     batches, target = open_batches(spec), load_run_target(spec)
-    trainer = make_trainer(spec, -(-batches.describe()["batches"] // 2))
+    trainer = make_trainer(spec, -(-batches.info.batches // 2))
     for step, record in enumerate(folder.read("metrics.jsonl")):
         sums = Counter()
         for number in (2 * step, 2 * step + 1):

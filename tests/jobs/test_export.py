@@ -11,6 +11,7 @@ from dflash_ray.run.checkpoint import save_checkpoint
 from dflash_ray.run.folder import RunFolder
 from jobs.export import main
 from tests.support.draft_cases import features_for, small_batch, small_trainer
+from tests.support.records import checkpoint_meta
 
 
 def run_folder(tmp_path, *, best=None, ema=None, steps=3, weights_of="5eed"):
@@ -24,7 +25,7 @@ def run_folder(tmp_path, *, best=None, ema=None, steps=3, weights_of="5eed"):
         trainer.micro_step(batch, features_for(batch, trainer.shape))
         trainer.optimizer_step(step)
         tensors, meta = trainer.state_dict()
-        meta = {"step": step + 1, "next_batch": step + 1, "trainer": meta, "shape": trainer.shape.as_dict(), "weights": weights_of}
+        meta = checkpoint_meta(step + 1, trainer=meta, shape=trainer.shape.as_dict(), weights=weights_of)
         save_checkpoint(folder / "checkpoints", {name: tensor.clone() for name, tensor in tensors.items()}, meta)
         weights[step + 1] = {name: tensor.clone() for name, tensor in trainer.serving_model.state_dict().items()}
     if best:
@@ -87,7 +88,7 @@ def test_where_a_checkpoint_tells_no_target_the_export_does_not_either(tmp_path)
 
 def test_a_fingerprint_that_is_none_is_one_clear_line(tmp_path):
     folder, *_ = run_folder(tmp_path, weights_of=5)
-    with pytest.raises(ValueError, match="meta.json: weights is no fingerprint"):
+    with pytest.raises(ValueError, match="weights of meta.json is not a text"):
         main(["--run", str(folder), "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

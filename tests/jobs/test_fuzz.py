@@ -30,6 +30,7 @@ from dflash_ray.run.exports import choose_checkpoint
 from dflash_ray.run.folder import RunFolder
 from dflash_ray.target.shape import read_target_shape, resolve_mask_token
 from dflash_ray.target.weights import Checkpoint, embedding_and_head
+from tests.support.records import checkpoint_meta
 from tests.support.tiny_runs import tiny_config, tiny_dataset
 
 NASTY = [
@@ -308,8 +309,7 @@ def test_checkpoints(trainer, watch, tmp_path, size):
     """With the digest as it was, and with one that fits, as a hostile writer would make it."""
     one, _ = trainer
     tensors, inner = one.state_dict()
-    meta = {"step": 3, "next_batch": 6, "set_aside": [], "best_tau": 1.5, "best_by": "tau", "best_name": "step-00000003"}
-    meta |= {"weights": "5eed", "trainer": inner}
+    meta = checkpoint_meta(3, next_batch=6, best_tau=1.5, best_name="step-00000003", weights="5eed", trainer=inner)
     run = RunFolder(tmp_path / "run")
     path = save_checkpoint(run.checkpoints, tensors, meta)
     tree, whole = json.loads((path / "meta.json").read_text()), (path / "state.safetensors").read_bytes()
@@ -333,7 +333,7 @@ def test_checkpoints(trainer, watch, tmp_path, size):
     def read() -> None:
         newest_whole(run.checkpoints)
         found = read_checkpoint(path)
-        one.load_state_dict(found.tensors(), found.meta.get("trainer", {}))
+        one.load_state_dict(found.tensors(), found.meta.trainer)
         choose_checkpoint(run.path)
 
     accepted, refused = attack(watch, read, spoil, 150 * size, "checkpoint")

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dflash_ray.pipeline.flow import ASIDE, COMPUTING, DONE, FEATURES, HANDED, PLANNED, READY, STAGED, Flow
+from dflash_ray.pipeline.flow import Flow
+from dflash_ray.pipeline.states import COMPUTING, DONE, FEATURES, HANDED, PLANNED, QUARANTINED, READY, STAGED
 
 TOTAL = 40
 
@@ -53,7 +54,7 @@ class FlowMachine(RuleBasedStateMachine):
         for name, position in self.flow.assign():
             assert name not in self.running and position not in self.running.values()
             assert name in self.at_work()
-            assert position < self.flow.next + self.flow.window
+            assert position < self.flow.next + self.flow.window.size
             self.running[name] = position
 
     @precondition(lambda self: self.flow.targets)
@@ -104,7 +105,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @rule()
     def train(self):
-        if self.flow.state(self.flow.next) in (STAGED, ASIDE):
+        if self.flow.state(self.flow.next) in (STAGED, QUARANTINED):
             self.trained.append(self.flow.next)
             self.flow.done(self.flow.next)
 
@@ -114,15 +115,15 @@ class FlowMachine(RuleBasedStateMachine):
         self.flow.rewind(back)
         self.trained = [p for p in self.trained if p < back]
         for position in self.aside:
-            if position >= back and self.flow.state(position) != ASIDE:
-                self.flow.set_aside(position)
+            if position >= back and self.flow.state(position) != QUARANTINED:
+                self.flow.quarantine(position)
 
     @rule(data=st.data())
     def poison(self, data):
         waiting = [p for p in range(self.flow.next, TOTAL) if self.flow.state(p) in (READY, HANDED)]
         if waiting and len(self.aside) < 3:
             position = data.draw(st.sampled_from(waiting))
-            self.flow.set_aside(position)
+            self.flow.quarantine(position)
             self.aside.add(position)
 
     @precondition(lambda self: any(self.flow.state(p) == FEATURES for p in range(self.flow.next, TOTAL)))
@@ -136,12 +137,12 @@ class FlowMachine(RuleBasedStateMachine):
         states = {p: flow.state(p) for p in range(TOTAL)}
         in_window = [p for p, s in states.items() if s in (COMPUTING, FEATURES, STAGED)]
         used = sum(self.sizes[p] for p in in_window)
-        assert used == flow.window_used
-        assert used <= flow.window_bytes or len(in_window) == 1
+        assert used == flow.window.used
+        assert used <= flow.window.most_bytes or len(in_window) == 1
         held = [p for p, s in states.items() if s in (READY, HANDED)]
         assert flow.ahead == len(held)
         for name, position in self.running.items():
-            assert states[position] == COMPUTING and flow.holder(position) == name
+            assert states[position] == COMPUTING and flow.targets[name].computing == position
         assert sorted(self.running.values()) == [p for p, s in states.items() if s == COMPUTING]
         handed = [p for target in flow.targets.values() for p in target.queue]
         assert sorted(handed) == [p for p, s in states.items() if s == HANDED]
@@ -174,7 +175,6 @@ class FlowMachine(RuleBasedStateMachine):
                 flow.computed(name, position, 1.0)
             self.stage()
             self.train()
-            assert not flow.starved
         assert flow.finished and self.trained == list(range(TOTAL))
 
 
@@ -267,15 +267,13 @@ def test_throughput_is_that_of_the_slower_stage():
     assert clock == pytest.approx(400 * 0.5, rel=0.02)
 
 
-def test_no_target_left_is_a_failure_and_not_the_end():
+def test_no_target_left_is_not_the_end():
     flow = Flow(3, window=4, window_bytes=100, prefetch=5)
-    assert flow.starved and not flow.finished
+    assert not flow.finished
     flow.add_target("a")
-    assert not flow.starved
     flow.lost("a")
-    assert flow.starved
-    empty = Flow(0, window=4, window_bytes=100, prefetch=5)
-    assert empty.finished and not empty.starved
+    assert not flow.finished and not flow.targets
+    assert Flow(0, window=4, window_bytes=100, prefetch=5).finished
 
 
 def test_batch_of_a_dead_target_is_first_in_line():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ray.pipeline.order import Item, Line
+from dflash_ray.pipeline.order import BatchOrder, Item
 
 
 def walk(batches, batches_per_step, validate_every, validation_batches):
@@ -20,7 +20,7 @@ def walk(batches, batches_per_step, validate_every, validation_batches):
 
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 6), st.integers(0, 4))
 def test_line_is_the_walk(batches, per_step, every, validation):
-    line = Line(batches, per_step, every, validation)
+    line = BatchOrder(batches, per_step, every, validation)
     want = walk(batches, per_step, every, validation)
     assert line.total == len(want)
     assert [line.item(p) for p in range(line.total)] == want

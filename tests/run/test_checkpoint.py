@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from dflash_ray.draft.trainer import DraftTrainer
 from dflash_ray.run.checkpoint import list_checkpoints, newest_whole, prune, read_checkpoint, remove_leftovers, save_checkpoint
 from tests.support.processes import ROOT
+from tests.support.records import checkpoint_meta
 
 
 def tensors(step: int) -> dict[str, torch.Tensor]:
@@ -27,7 +28,7 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, step: int, **meta) -> Path:
-    return save_checkpoint(folder, tensors(step), {"step": step, "next_batch": 2 * step, "set_aside": [], **meta})
+    return save_checkpoint(folder, tensors(step), checkpoint_meta(step, next_batch=2 * step, **meta))
 
 
 def flip(path: Path, at: int) -> None:
@@ -118,10 +119,11 @@ def test_a_save_that_cannot_be_written_leaves_what_was_there(tmp_path):
 WRITER = """
 import sys, torch
 from pathlib import Path
+from tests.support.records import checkpoint_meta
 from dflash_ray.run.checkpoint import save_checkpoint
 for step in range(1, 10_000):
     state = {"a": torch.full((1_000_000,), float(step))}
-    save_checkpoint(Path(sys.argv[1]), state, {"step": step, "next_batch": step, "set_aside": []})
+    save_checkpoint(Path(sys.argv[1]), state, checkpoint_meta(step))
     print(step, flush=True)
 """
 

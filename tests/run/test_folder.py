@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from dflash_ray.run.folder import RunFolder
+from dflash_ray.run.records import Event
 from jobs.support.run_driver import _clear
 from tests.support.processes import ROOT
 
@@ -34,7 +35,8 @@ def test_a_rewind_keeps_what_is_in_the_weights(tmp_path):
     for step in range(1, 6):
         run.append("trained.jsonl", *({"batch": batch, "step": step} for batch in (2 * step - 2, 2 * step - 1)))
         run.append("metrics.jsonl", {"step": step, "loss": 1 / step})
-        run.event("checkpoint", step, "because", kind="anything", reasons=[])
+        event = Event(event="checkpoint", step=step, time=1.8e9, reason="because", details={"kind": "anything", "reasons": []})
+        run.append("events.jsonl", event.as_json())
     run.append("validation.jsonl", {"step": 3}, {"step": 5})
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"event": "torn')
@@ -42,7 +44,7 @@ def test_a_rewind_keeps_what_is_in_the_weights(tmp_path):
     assert [record["batch"] for record in run.read("trained.jsonl")] == list(range(6))
     assert [record["step"] for record in run.read("metrics.jsonl")] == [1, 2, 3]
     assert [record["step"] for record in run.read("validation.jsonl")] == [3]
-    run.event("resumed", 3, "after a torn line")
+    run.append("events.jsonl", {"event": "resumed", "step": 3, "time": 1.8e9, "reason": "after a torn line"})
     assert len(run.read("events.jsonl")) == 6
 
 

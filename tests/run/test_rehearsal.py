@@ -26,14 +26,14 @@ def test_it_leaves_no_trace(tmp_path, loss):
     config = validate(tiny_config(tmp_path / "material", tmp_path / "run", loss=loss))
     spec = resolve(config, device="cpu", run_dir=tmp_path / "run")
     batches, target = open_batches(spec), load_run_target(spec)
-    facts = batches.describe()
+    plan = batches.info
     states = []
     for rehearsed in (False, True):
         trainer = make_trainer(spec, 3)
         for step in range(2):
             if rehearsed:
-                rehearse_target(target, facts["most_tokens"], facts["most_anchors"], 4, teacher=config.loss.needs_teacher)
-                rehearse_drafter(trainer, facts["most_tokens"], facts["most_anchors"])
+                rehearse_target(target, plan.most_tokens, plan.most_anchors, 4, teacher=config.loss.needs_teacher)
+                rehearse_drafter(trainer, plan.most_tokens, plan.most_anchors)
             batch = batches.batch("train", step)
             if config.loss.needs_teacher:
                 features, positions, rows = target.features_and_teacher(batch, 4)

@@ -10,6 +10,7 @@ from dflash_ray.pipeline.flow import Flow
 from dflash_ray.watch.console import balance_advice, console_line
 from dflash_ray.watch.metrics import Meter
 from tests.pipeline.test_flow import simulate
+from tests.support.records import step_record
 
 RECORD = {
     "step": 58,
@@ -39,13 +40,13 @@ RECORD = {
 
 
 def test_the_line_of_a_step():
-    assert console_line(RECORD, 89_950) == (
+    assert console_line(step_record(**RECORD), 89_950) == (
         "step 58/89,950 | loss 1.523 smooth 1.601 acc .21 tau 2.31 | lr 1.2e-05 noise .010 | 25.2 Ktok/s real 29.0 padded (eff 86.8%) | "
         "len 2026 bucket 3 | q_pre=[1 1 1] ahead=50 q_hs=[1] wait: drafter 2% targets 0% | 1.89 kW 13.3 tok/J | ETA 5.1d"
     )
-    more = console_line(RECORD | {"parked": 2, "spike": 2.4, "buckets": []}, 89_950)
+    more = console_line(step_record(**RECORD | {"parked": 2, "spike": 2.4, "buckets": []}), 89_950)
     assert "len 2026 |" in more and "13.3 tok/J 2 parked | SPIKE 2.4 x the rolling median | ETA" in more
-    assert "kW" not in console_line(RECORD | {"watts": None, "tokens_per_joule": None}, 89_950)
+    assert "kW" not in console_line(step_record(**RECORD | {"watts": None, "tokens_per_joule": None}), 89_950)
 
 
 def idle_share(targets: int, drafter_seconds: float, batches: int = 600) -> float:
@@ -92,7 +93,7 @@ def test_a_resume_goes_on_smoothing_where_it_was():
     for record in steps[:40]:
         whole.spike(record["loss"], record["mean_document_tokens"])
         whole.smooth(record["loss"], record["supervised_tokens"])
-    resumed.remember(steps[:40])
+    resumed.remember([step_record(**record) for record in steps[:40]])
     for record in steps[40:]:
         assert resumed.smooth(record["loss"], record["supervised_tokens"]) == whole.smooth(record["loss"], record["supervised_tokens"])
     assert resumed.spike(90.0, 60.0) == whole.spike(90.0, 60.0) is not None

@@ -13,6 +13,7 @@ from PIL import Image
 
 from dflash_ray.config.loading import validate
 from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
+from dflash_ray.run.records import Event
 from dflash_ray.watch.report.gather import POINTS, gather
 from dflash_ray.watch.report.page import report_html
 from jobs.report import main
@@ -60,9 +61,8 @@ def write_run(folder: Path, steps: int = 120, *, bucketed: bool = False, watts: 
     run.append(TRAINED, *trained)
     for step in range(30, steps + 1, 30):
         run.append(VALIDATION, {"step": step, "loss": 5.0, "tau": 1 + step / 100, "accuracy": 0.3, "slot_accuracy": [0.5, 0.3, 0.1]})
-    run.event("target_restart", 40, NASTY, actor="target-1")
-    run.event("scaled", 60, "2 -> 3 targets at step 60", targets=3)
-    run.event("checkpoint", 120, "step 120")
+    happened = (("target_restart", 40, NASTY), ("scaled", 60, "2 -> 3 targets at step 60"), ("checkpoint", 120, "step 120"))
+    run.append(EVENTS, *(Event(event=kind, step=step, time=1.8e9, reason=reason).as_json() for kind, step, reason in happened))
     if ended:
         run.write_json("summary.json", {"finished": True, "topology": "2-1"})
     return folder

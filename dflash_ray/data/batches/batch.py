@@ -42,3 +42,32 @@ class Batch:
         if self.layout == "packed" or self.documents == 0:
             return self.tokens
         return int(self.lengths.max()) * self.documents
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What the coordinator knows of a batch whose tokens it never sees. Tokens, documents and anchors are counts."""
+
+    number: int  # on its own line: training batches and validation batches count apart
+    epoch: int
+    tokens: int
+    allocated_tokens: int  # padding included
+    documents: int
+    supervised: int  # tokens
+    anchors: int
+    bucket: int  # -1 where the strategy has none
+    sample_ids: list[int]
+
+    @classmethod
+    def of(cls, batch: Batch) -> BatchInfo:
+        return cls(
+            number=batch.number,
+            epoch=batch.epoch,
+            tokens=batch.tokens,
+            allocated_tokens=batch.allocated_tokens,
+            documents=batch.documents,
+            supervised=int(batch.loss_mask.sum()),
+            anchors=len(batch.anchors),
+            bucket=batch.bucket,
+            sample_ids=batch.sample_ids.tolist(),
+        )

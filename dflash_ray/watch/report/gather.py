@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dflash_ray.json_file import read_json_object
-from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
-from dflash_ray.run.records import read_records
+from dflash_ray.run.folder import METRICS, RunFolder
+from dflash_ray.run.records import StepRecord, ValidationRecord, read_events, read_steps, read_trained, read_validations
 from dflash_ray.watch.report.tables import bucket_table, by_target, environment_rows, event_row, finite, headline, mean
 
 POINTS = 1500  # of a series at most
@@ -48,16 +48,16 @@ def gather(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     if not run.holds_a_run():
         raise ValueError(f"--run {folder}: holds no run; give the folder of a run")
-    records = read_records(run, METRICS, *STEP_NEEDS)
+    records = read_steps(run, *STEP_NEEDS)
     if not records:
         raise ValueError(f"--run {folder}: {METRICS} holds no step yet; a report needs at least one")
-    summary, facts = _json(folder / "summary.json"), _json(folder / "run.json")
-    tokens = np.cumsum([record["real_tokens"] for record in records])
-    hours = np.cumsum([record["seconds"] for record in records]) / 3600
-    axis = _Axis([record["step"] for record in records], tokens, hours)
+    summary, info = _json(folder / "summary.json"), _json(folder / "run.json")
+    tokens = np.cumsum([record.real_tokens for record in records])
+    hours = np.cumsum([record.seconds for record in records]) / 3600
+    axis = _Axis([record.step for record in records], tokens, hours)
     groups = _length_groups(records)
-    validation = read_records(run, VALIDATION, "step", "tau")
-    events = read_records(run, EVENTS, "step", "event")
+    validation = read_validations(run, "step", "tau")
+    events = read_events(run, "step", "event")
     config = _text(folder / "config.yaml")
     return _clean(
         {
@@ -66,12 +66,12 @@ def gather(folder: Path) -> dict[str, Any]:
             "series": _series(records, tokens, hours),
             "lengths": _length_lines(records, groups, tokens, hours),
             "slots": _slots(records, tokens, hours),
-            "validation": [{**axis.at(record["step"]), **_numbers(record)} for record in validation],
-            "events": [{**axis.at(event["step"]), **event_row(event)} for event in events[-MOST_EVENTS:]],
+            "validation": [{**axis.at(record.step), **_numbers(record)} for record in validation],
+            "events": [{**axis.at(event.step), **event_row(event)} for event in events[-MOST_EVENTS:]],
             "buckets": bucket_table(records, groups),
-            "targets": by_target(read_records(run, TRAINED, "target")),
+            "targets": by_target(read_trained(run, "target")),
             "config": config,
-            "environment": environment_rows(facts),
+            "environment": environment_rows(info),
             "summary": summary,
         }
     )
@@ -90,12 +90,12 @@ class _Axis:
         return {"step": step, "tokens": int(self.tokens[index]), "hours": float(self.hours[index])}
 
 
-def _series(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray) -> dict[str, list]:
+def _series(records: list[StepRecord], tokens: np.ndarray, hours: np.ndarray) -> dict[str, list]:
     parts = _parts(len(records))
     out = _ends(records, tokens, hours, parts)
-    columns = {name: [record.get(name) for record in records] for name in SERIES}
-    columns["q_pre"] = [sum(record.get("q_pre") or []) for record in records]
-    columns["window_mb"] = [record["window_bytes"] / 1e6 if "window_bytes" in record else None for record in records]
+    columns = {name: [getattr(record, name) for record in records] for name in SERIES}
+    columns["q_pre"] = [sum(record.q_pre or []) for record in records]
+    columns["window_mb"] = [record.window_bytes / 1e6 if record.window_bytes is not None else None for record in records]
     for name, values in columns.items():
         if any(value is not None for value in values):
             out[name] = [mean(values[part]) for part in parts]
@@ -104,11 +104,11 @@ def _series(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray
     return out
 
 
-def _ends(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray, parts: list[slice]) -> dict[str, list]:
+def _ends(records: list[StepRecord], tokens: np.ndarray, hours: np.ndarray, parts: list[slice]) -> dict[str, list]:
     """Positions of each part's last step."""
     last = [part.stop - 1 for part in parts]
     return {
-        "step": [records[index]["step"] for index in last],
+        "step": [records[index].step for index in last],
         "tokens": [int(tokens[index]) for index in last],
         "hours": [float(hours[index]) for index in last],
     }
@@ -124,9 +124,9 @@ def _extreme(values: Iterable[Any], pick: Any) -> float | None:
     return pick(numbers) if numbers else None
 
 
-def _slots(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray) -> dict[str, Any]:
+def _slots(records: list[StepRecord], tokens: np.ndarray, hours: np.ndarray) -> dict[str, Any]:
     """Accuracy of slots 1.. over the run (few points, they are many lines) and over its last tenth."""
-    having = [(i, record["slot_accuracy"]) for i, record in enumerate(records) if record.get("slot_accuracy")]
+    having = [(i, record.slot_accuracy) for i, record in enumerate(records) if record.slot_accuracy]
     if not having:
         return {}
     indices = [i for i, _ in having]
@@ -140,13 +140,13 @@ def _slots(records: list[dict[str, Any]], tokens: np.ndarray, hours: np.ndarray)
     }
 
 
-def _length_groups(records: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
+def _length_groups(records: list[StepRecord]) -> list[tuple[str, list[int]]]:
     """(name, indices of records): by bucket where every step is of one bucket, else quarters by mean document length."""
-    buckets = [record.get("buckets") or [] for record in records]
+    buckets = [record.buckets or [] for record in records]
     if all(len(one) == 1 for one in buckets):
         names = sorted({one[0] for one in buckets})
         return [(f"bucket {name}", [i for i, one in enumerate(buckets) if one[0] == name]) for name in names]
-    lengths = np.array([record["mean_document_tokens"] for record in records])
+    lengths = np.array([record.mean_document_tokens for record in records])
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)))
     if len(edges) < 3:
         return [("all", list(range(len(records))))]
@@ -156,20 +156,20 @@ def _length_groups(records: list[dict[str, Any]]) -> list[tuple[str, list[int]]]
 
 
 def _length_lines(
-    records: list[dict[str, Any]], groups: list[tuple[str, list[int]]], tokens: np.ndarray, hours: np.ndarray
+    records: list[StepRecord], groups: list[tuple[str, list[int]]], tokens: np.ndarray, hours: np.ndarray
 ) -> list[dict[str, Any]]:
     out = []
     for name, indices in groups:
         chosen = [records[i] for i in indices]
         parts = _parts(len(chosen), POINTS // 4)
-        losses = [record["loss"] for record in chosen]
+        losses = [record.loss for record in chosen]
         line = _ends(chosen, tokens[indices], hours[indices], parts)
         out.append({"name": name, **line, "loss": [mean(losses[part]) for part in parts]})
     return out
 
 
-def _numbers(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record.get(name) for name in ("loss", "tau", "accuracy", "slot_accuracy")}
+def _numbers(record: ValidationRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in ("loss", "tau", "accuracy", "slot_accuracy")}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ray.run.records import MOST
+from dflash_ray.records import MOST
+from dflash_ray.run.records import Event, StepRecord, TrainedBatch, ValidationRecord
 
 KINDS = {
     "trouble": ("spike", "skipped", "failed", "refused", "bad", "lost", "error", "given_up", "set_aside", "over_budget", "unreadable"),
@@ -29,30 +30,30 @@ def mean(values: Iterable[Any]) -> float | None:
 
 
 def headline(
-    records: list[dict[str, Any]],
-    validation: list[dict[str, Any]],
+    records: list[StepRecord],
+    validation: list[ValidationRecord],
     summary: dict[str, Any],
-    events: list[dict[str, Any]],
+    events: list[Event],
     hours: np.ndarray,
 ) -> list[dict[str, Any]]:
     """The few numbers at the top, ready to be read."""
-    last, real = records[-1], sum(record["real_tokens"] for record in records)
-    padded = sum(record["padded_tokens"] for record in records)
-    best = max(validation, key=lambda record: record["tau"], default=None)
+    last, real = records[-1], sum(record.real_tokens for record in records)
+    padded = sum(record.padded_tokens for record in records)
+    best = max(validation, key=lambda record: record.tau, default=None)
     settled = records[len(records) // 4 :]
-    seconds = sum(record["seconds"] for record in settled)
-    rate = sum(record["real_tokens"] for record in settled) / seconds if seconds else None
-    restarts = sum(event["event"].endswith("restart") for event in events)
+    seconds = sum(record.seconds for record in settled)
+    rate = sum(record.real_tokens for record in settled) / seconds if seconds else None
+    restarts = sum(event.event.endswith("restart") for event in events)
     state = "finished" if summary.get("finished") else "failed" if "failed" in summary else "stopped" if summary else "not ended"
     return [
         {"name": "state", "value": state, "note": summary.get("topology", "")},
-        {"name": "steps", "value": f"{last['step']:,}", "note": f"{_big(real)} real tokens"},
-        {"name": "loss", "value": f"{last['loss_smooth']:.3f}", "note": "smoothed, at the end"},
-        {"name": "tau", "value": f"{mean([record['tau'] for record in settled[-50:]]) or 0:.2f}", "note": "training, last steps"},
+        {"name": "steps", "value": f"{last.step:,}", "note": f"{_big(real)} real tokens"},
+        {"name": "loss", "value": f"{last.loss_smooth:.3f}", "note": "smoothed, at the end"},
+        {"name": "tau", "value": f"{mean([record.tau for record in settled[-50:]]) or 0:.2f}", "note": "training, last steps"},
         {
             "name": "best held-out tau",
-            "value": f"{best['tau']:.2f}" if best else "none",
-            "note": f"step {best['step']:,}" if best else "no validation yet",
+            "value": f"{best.tau:.2f}" if best else "none",
+            "note": f"step {best.step:,}" if best else "no validation yet",
         },
         {"name": "tokens/s", "value": _big(rate), "note": "real, settled"},
         {"name": "padding efficiency", "value": f"{real / padded:.1%}" if padded else "none", "note": "real / allocated"},
@@ -60,46 +61,46 @@ def headline(
     ]
 
 
-def bucket_table(records: list[dict[str, Any]], groups: list[tuple[str, list[int]]]) -> list[dict[str, Any]]:
+def bucket_table(records: list[StepRecord], groups: list[tuple[str, list[int]]]) -> list[dict[str, Any]]:
     out = []
     for name, indices in groups:
         chosen = [records[i] for i in indices]
-        real, padded = sum(record["real_tokens"] for record in chosen), sum(record["padded_tokens"] for record in chosen)
+        real, padded = sum(record.real_tokens for record in chosen), sum(record.padded_tokens for record in chosen)
         late = chosen[-max(1, len(chosen) // 5) :]
         out.append(
             {
                 "name": name,
                 "steps": len(chosen),
                 "tokens": real,
-                "mean_length": mean([record["mean_document_tokens"] for record in chosen]),
+                "mean_length": mean([record.mean_document_tokens for record in chosen]),
                 "padding_efficiency": real / padded if padded else None,
-                "loss": mean([record["loss"] for record in late]),
-                "tau": mean([record["tau"] for record in late]),
-                "accuracy": mean([record["accuracy"] for record in late]),
+                "loss": mean([record.loss for record in late]),
+                "tau": mean([record.tau for record in late]),
+                "accuracy": mean([record.accuracy for record in late]),
             }
         )
     return out
 
 
-def by_target(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    counts = Counter(record["target"] for record in trained)
+def by_target(trained: list[TrainedBatch]) -> list[dict[str, Any]]:
+    counts = Counter(record.target for record in trained)
     return [{"name": name, "batches": count} for name, count in sorted(counts.items())]
 
 
-def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    kind = next((kind for kind, words in KINDS.items() if any(word in event["event"] for word in words)), "other")
-    return {"event": event["event"], "kind": kind, "reason": str(event.get("reason", "")), "time": utc(event.get("time"))}
+def event_row(event: Event) -> dict[str, Any]:
+    kind = next((kind for kind, words in KINDS.items() if any(word in event.event for word in words)), "other")
+    return {"event": event.event, "kind": kind, "reason": event.reason or "", "time": utc(event.time)}
 
 
-def environment_rows(facts: dict[str, Any]) -> dict[str, Any]:
-    environment = facts.get("environment")
+def environment_rows(info: dict[str, Any]) -> dict[str, Any]:
+    environment = info.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     machine = {key: value for key, value in environment.items() if key != "versions"}
     machine["gpus"] = ", ".join(environment.get("gpus") or []) or "none"
     versions = {name: value or "not installed" for name, value in (environment.get("versions") or {}).items()}
-    place = {name: facts[name] for name in ("node", "ray_address", "namespace") if name in facts}
-    if "started" in facts:
-        place["started"] = utc(facts["started"]) + " UTC"
+    place = {name: info[name] for name in ("node", "ray_address", "namespace") if name in info}
+    if "started" in info:
+        place["started"] = utc(info["started"]) + " UTC"
     return {**place, **machine, **versions}
 
 
