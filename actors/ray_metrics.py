@@ -10,6 +10,8 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from dflash_ray.run.records import StepRecord
+
 LABELS = ("run", "actor")
 # gauge -> (where its value stands in an actor's line of the status, description)
 ACTOR_GAUGES = {
@@ -57,14 +59,14 @@ class RayMetrics:
         self._steps = Counter(STEPS, "optimizer steps", LABELS)
         self._seconds = Histogram(SECONDS, "time of one optimizer step, waiting included", SECONDS_BOUNDS, LABELS)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Counts one optimizer step."""
         labels = {"run": self._run, "actor": "drafter"}
         self._steps.inc(1, labels)
-        self._seconds.observe(record["seconds"], labels)
-        for kind in ("real", "padded"):
-            if record[f"{kind}_tokens"] > 0:
-                self._tokens.inc(record[f"{kind}_tokens"], labels | {"kind": kind})
+        self._seconds.observe(record.seconds, labels)
+        for kind, tokens in (("real", record.real_tokens), ("padded", record.padded_tokens)):
+            if tokens > 0:
+                self._tokens.inc(tokens, labels | {"kind": kind})
 
     def update(self, status: dict[str, Any]) -> None:
         """Sets the gauges from what the coordinator's `status` tells."""

@@ -1,1 +1,4 @@
-"""The library of dflash-ray: everything that makes sense without Ray. Nothing in here imports ray."""
+"""What makes sense without Ray: one folder is one room; the files here are what every room may use.
+
+May import: nothing.
+"""

@@ -14,8 +14,7 @@ import numpy as np
 import ray
 
 from actors.answers import ActorLost, answer, cause_of, first_line
-from actors.coordinator.run_state import RunState
-from actors.coordinator.target_life import Target
+from actors.coordinator.run_state import RunState, Target
 from dflash_ray.pipeline.order import Item
 from dflash_ray.transport.sketch import TOLERANCE, difference
 

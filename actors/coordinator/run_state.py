@@ -18,11 +18,13 @@ from dflash_ray.data.batches.batch import BatchInfo
 from dflash_ray.machine.processes import host_memory
 from dflash_ray.pipeline.flow import Flow
 from dflash_ray.pipeline.order import BatchOrder, Item
+from dflash_ray.pipeline.restarts import RestartBudget
 from dflash_ray.records import Record
 from dflash_ray.run.folder import EVENTS, RunFolder
 from dflash_ray.run.records import Event, QuarantinedBatch, read_steps
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.features import FeaturesInfo
+from dflash_ray.transport.peer import Buffer
 from dflash_ray.watch.metrics import Meter
 from dflash_ray.watch.tracking import Tracker
 
@@ -49,6 +51,23 @@ class Crew:
     batcher: Any
     target: Any
     drafter: Any
+
+
+@dataclass
+class Target:
+    """One target over its restarts."""
+
+    name: str
+    handle: Any = None
+    state: str = "starting"  # starting | working | leaving | waiting (to restart) | gone
+    budget: RestartBudget = field(default_factory=lambda: RestartBudget(0))
+    buffers: list[Buffer] = field(default_factory=list)  # of its GPU that the drafter has mapped
+    batches: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # busy
+    idle_since: float | None = None
+    checking: int = 0  # tokens of cross-checks that stand before its next batch
+    fresh: bool = True  # its process has computed nothing yet
 
 
 @dataclass

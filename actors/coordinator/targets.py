@@ -18,8 +18,7 @@ from actors.answers import LOST, ActorLost, CouldNotStart, RunFailed, answer, ca
 from actors.coordinator.cross_check import CrossCheck
 from actors.coordinator.drafter_process import DrafterProcess
 from actors.coordinator.quarantine import count_failure
-from actors.coordinator.run_state import HeldFeatures, RunState
-from actors.coordinator.target_life import Target
+from actors.coordinator.run_state import HeldFeatures, RunState, Target
 from actors.placement import start
 from dflash_ray.pipeline.deadline import Deadline
 from dflash_ray.pipeline.order import Item

@@ -1,0 +1,4 @@
+"""What this process, this host and its GPUs are.
+
+May import: nothing.
+"""

@@ -1,4 +1,4 @@
-"""The frozen target: facts from its folder, its weights, and the forward pass that yields features.
+"""The frozen target: its shape and weights from a folder, and the forward pass that yields features.
 
-`facts` and `shapes` answer from `config.json` and the tokenizer files alone and import no torch; `load` builds the `FrozenTarget`.
+May import: dflash_ray, dflash_ray.data.batches, dflash_ray.target.kernels, dflash_ray.target.plain.
 """

@@ -1,0 +1,6 @@
+"""The parts of `python -m jobs.bench`.
+
+May import: actors, actors.coordinator, dflash_ray.config, dflash_ray.data.batches, dflash_ray.data.store, dflash_ray.draft,
+dflash_ray.draft.blocks, dflash_ray.draft.dflash, dflash_ray.machine, dflash_ray.pipeline, dflash_ray.planning, dflash_ray.run,
+dflash_ray.target, dflash_ray.transport, jobs.support.
+"""

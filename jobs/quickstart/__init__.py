@@ -1,1 +1,5 @@
-"""The quickstart's target: how its prompts, text, tokenizer, weights and conversations are made. Nothing here imports ray."""
+"""The quickstart's run, and how its target and conversations were made.
+
+May import: dflash_ray, dflash_ray.config, dflash_ray.data.prepare, dflash_ray.run, dflash_ray.serve, dflash_ray.target, dflash_ray.watch,
+jobs, jobs.quickstart.prompts, jobs.support.
+"""

@@ -1,1 +1,4 @@
-"""Triton kernels of the drafter's training pass. Imported only where a drafter trains on a CUDA device; `ops.plain` are their twins."""
+"""The drafter's Triton kernels; imported only where a drafter trains on a GPU.
+
+May import: dflash_ray.config, dflash_ray.draft, dflash_ray.draft.blocks, dflash_ray.draft.dflash.
+"""

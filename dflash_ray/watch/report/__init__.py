@@ -1,1 +1,4 @@
-"""One HTML file about one or several runs, from their files alone."""
+"""One HTML page of one or several runs.
+
+May import: dflash_ray, dflash_ray.run.
+"""
