@@ -20,6 +20,7 @@ from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.generation.answers import AnswerSettings, choose_engine, load_engine
 from dflash_ray.generation.generate import Failure, GenerateSettings, generate
 from dflash_ray.generation.on_policy import agreement, on_policy
+from dflash_ray.locks import take_lock
 from dflash_ray.serve.plain import plain_greedy
 from dflash_ray.target.load import load_target
 from dflash_ray.target.shape import read_target_shape
@@ -171,6 +172,29 @@ def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, target
     report = _generate(settings, chat, crew, target_shape)
     assert report["reused"] == 12 and sum(map(len, crew.asked)) == 4
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(16))
+
+
+def test_two_calls_never_write_one_output_and_the_second_touches_nothing(tmp_path, chat, target_shape):
+    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 2))
+    (tmp_path / "out.jsonl.partial").write_bytes(half := b'{"key": "half a row of the call at work')
+    lock = take_lock(tmp_path / "out.jsonl.partial", required=True)
+    with pytest.raises(ValueError, match="out.jsonl: another process is writing to it"):
+        _generate(settings, chat, Echo(chat), target_shape)
+    assert (tmp_path / "out.jsonl.partial").read_bytes() == half
+    lock.release()
+    assert _generate(settings, chat, Echo(chat), target_shape)["answered"] == 2
+
+
+def test_an_output_of_something_else_is_refused_and_left_alone(tmp_path, chat, target_shape):
+    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 2))
+    (tmp_path / "out.jsonl").write_text("{}\n")
+    for _ in range(2):  # a refusal keeps no lock
+        with pytest.raises(ValueError, match="holds a row that is not from this job"):
+            _generate(settings, chat, Echo(chat), target_shape)
+    assert (tmp_path / "out.jsonl").read_text() == "{}\n" and not (tmp_path / "out.jsonl.partial").exists()
+    with pytest.raises(ValueError, match="cannot be written: No such file or directory"):
+        _generate(replace(settings, output=tmp_path / "nowhere" / "out.jsonl"), chat, Echo(chat), target_shape)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_path, chat, target_shape):

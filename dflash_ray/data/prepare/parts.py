@@ -7,7 +7,6 @@ is in use.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dflash_ray.data.prepare.counts import Counts
+from dflash_ray.locks import take_lock
 
 _PART_TOKENS = 8 << 20
 _PART_CHUNKS = 256
@@ -53,14 +53,12 @@ class Stage:
     def __enter__(self) -> Stage:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / "lock", "w")
+            lock = take_lock(self.folder / "lock", required=True)
         except OSError as error:
             raise ValueError(f"--output: {self.folder} cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ValueError(f"--output: another preparation is writing to {self.folder}") from None
+        if lock is None:
+            raise ValueError(f"--output: another preparation is writing to {self.folder}")
+        self._lock = lock
         if _json(self.folder / "identity.json") != self._identity:
             for path in self.folder.iterdir():
                 if path.name != "lock":
@@ -75,7 +73,7 @@ class Stage:
             self.flush()
         if kind is not None and not self._state.parts:
             self.remove()
-        self._lock.close()
+        self._lock.release()
 
     @property
     def chunks(self) -> int:
