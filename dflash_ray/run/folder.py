@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dflash_ray.config.schema import Config
+from dflash_ray.json_file import replace_text
 from dflash_ray.locks import take_lock
 
 if TYPE_CHECKING:
@@ -56,20 +57,11 @@ class RunFolder:
     def create(self, config: Config, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json("run.json", facts)
-        self._replace("config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
+        replace_text(self.path / "config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def write_json(self, name: str, value: Any) -> None:
         """Replaces `name` in one move, so a reader never sees half of it."""
-        self._replace(name, json.dumps(value, indent=1, default=str))
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            temporary.write_text(text)
-            temporary.replace(self.path / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_text(self.path / name, json.dumps(value, indent=1, default=str))
 
     def lock(self) -> bool:
         """Takes the folder for this process, until it ends. False while another one has it."""
