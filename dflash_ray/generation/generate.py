@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from dflash_ray.data.prepare.conversations import Conversation, parse_row
 from dflash_ray.data.prepare.dialogue import Dialogue, dialogue_key
-from dflash_ray.data.prepare.rows import Refused, decode_json, find_files, read_chunks
+from dflash_ray.data.prepare.rows import Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.locks import take_lock
 from dflash_ray.target.shape import TargetShape
@@ -152,7 +152,7 @@ def _dialogues(
     seen: Counter[str] = Counter()
     for chunk in read_chunks(find_files(list(settings.prompts), "--prompts")):
         for line, raw in chunk:
-            if isinstance(raw, bytes) and not raw.strip():
+            if is_blank(raw):
                 continue
             tally.rows_read += 1
             try:
@@ -173,9 +173,7 @@ def _dialogues(
 
 
 def _read(raw: Any) -> tuple[dict[str, Any], Conversation]:
-    if isinstance(raw, Refused):
-        raise raw
-    row = decode_json(raw) if isinstance(raw, bytes) else raw
+    row = decode_row(raw)
     conversation = parse_row(row)
     if not isinstance(conversation, Conversation):
         raise Refused("no_conversation", "the row holds ids; an answer needs messages")

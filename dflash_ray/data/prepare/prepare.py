@@ -26,7 +26,7 @@ from dflash_ray.data.prepare.conversations import COLUMNS, Conversation, Tokenis
 from dflash_ray.data.prepare.counts import Counts
 from dflash_ray.data.prepare.parts import Parts
 from dflash_ray.data.prepare.render import Rendered, Renderer, Row
-from dflash_ray.data.prepare.rows import Chunk, InputFile, Refused, decode_json, find_files, read_chunks
+from dflash_ray.data.prepare.rows import Chunk, InputFile, Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.json_file import read_json_object
@@ -131,13 +131,9 @@ class ChunkWorker:
 
     def _row(self, row: Any) -> Row | Refused:
         try:
-            if isinstance(row, Refused):
-                return row
-            if isinstance(row, bytes):
-                if not row.strip():
-                    return Refused("blank")
-                row = decode_json(row)
-            return self._renderer.place(parse_row(row, self._columns))
+            if is_blank(row):
+                return Refused("blank")
+            return self._renderer.place(parse_row(decode_row(row), self._columns))
         except Refused as refusal:
             return refusal
         except RecursionError:

@@ -102,6 +102,18 @@ def read_chunks(files: list[InputFile]) -> Iterator[Chunk]:
         done += file.bytes
 
 
+def is_blank(raw: Any) -> bool:
+    """Whether a row of a chunk is an empty line."""
+    return isinstance(raw, bytes) and not raw.strip()
+
+
+def decode_row(raw: Any) -> Any:
+    """What a row of a chunk holds. `Refused` where reading it failed or it is no JSON."""
+    if isinstance(raw, Refused):
+        raise raw
+    return decode_json(raw) if isinstance(raw, bytes) else raw
+
+
 def decode_json(data: bytes | str) -> Any:
     """One JSON value; `Refused` says what is wrong with it."""
     if isinstance(data, bytes):
