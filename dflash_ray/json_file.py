@@ -1,4 +1,7 @@
-"""JSON objects from files that others wrote: one clear reason when they are none, never a hang and never a full memory."""
+"""JSON objects from files that others wrote: one clear reason when they are none, never a hang and never a full memory.
+
+And text written so that nobody ever reads half of it.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,21 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if _too_deep(value):
         raise ValueError("cannot be read as JSON: nested too deeply")
     return value
+
+
+def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Writes `path` anew in one move; where that fails the old file stays. `sync`: the text is on the disk before the move."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _too_deep(value: Any) -> bool:

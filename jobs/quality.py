@@ -21,6 +21,7 @@ from rich.console import Console
 
 from dflash_ray.config.loading import load_config
 from dflash_ray.json_file import read_json_object
+from dflash_ray.locks import take_lock
 from dflash_ray.planning.quality import (
     fingerprint,
     is_result,
@@ -32,7 +33,7 @@ from dflash_ray.planning.quality import (
     refuse_chosen,
     summarise,
 )
-from dflash_ray.run.folder import RunFolder, hold
+from dflash_ray.run.folder import RunFolder
 from jobs.support.cli import Arguments, run
 from jobs.support.quality_crew import TRAINED, Task, work_all
 from jobs.support.quality_table import show
@@ -86,13 +87,15 @@ def _work(book: Book, pairs: dict[str | None, list[tuple[str, int]]]) -> int:
 def _hold(flag: str, path: Path, lock: Path) -> Iterator[None]:
     """Keeps `path` for this process: two calls would each drop results that the other adds, and train over its runs."""
     try:
-        file = lock.open("w")
+        held = take_lock(lock, required=False)
     except OSError as error:
         raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
-    with file:
-        if not hold(file):
-            raise ValueError(f"{flag} {path}: another jobs.quality writes there; wait for it, or give another --output and --json")
+    if held is None:
+        raise ValueError(f"{flag} {path}: another jobs.quality writes there; wait for it, or give another --output and --json")
+    try:
         yield
+    finally:
+        held.release()
 
 
 def _prepare(args: Any, flags: list[str], began: float) -> tuple[Task, dict[str | None, list[tuple[str, int]]]]:

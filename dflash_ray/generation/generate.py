@@ -7,7 +7,6 @@ is asked again one by one; a conversation that fails three times is left out and
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,8 +19,9 @@ from typing import Any, Protocol
 
 from dflash_ray.data.prepare.conversations import Conversation, parse_row
 from dflash_ray.data.prepare.dialogue import Dialogue, dialogue_key
-from dflash_ray.data.prepare.rows import Refused, decode_json, find_files, read_chunks
+from dflash_ray.data.prepare.rows import Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
+from dflash_ray.locks import take_lock
 from dflash_ray.target.shape import TargetShape
 from dflash_ray.target.weights import Checkpoint
 
@@ -152,7 +152,7 @@ def _dialogues(
     seen: Counter[str] = Counter()
     for chunk in read_chunks(find_files(list(settings.prompts), "--prompts")):
         for line, raw in chunk:
-            if isinstance(raw, bytes) and not raw.strip():
+            if is_blank(raw):
                 continue
             tally.rows_read += 1
             try:
@@ -173,9 +173,7 @@ def _dialogues(
 
 
 def _read(raw: Any) -> tuple[dict[str, Any], Conversation]:
-    if isinstance(raw, Refused):
-        raise raw
-    row = decode_json(raw) if isinstance(raw, bytes) else raw
+    row = decode_row(raw)
     conversation = parse_row(row)
     if not isinstance(conversation, Conversation):
         raise Refused("no_conversation", "the row holds ids; an answer needs messages")
@@ -248,12 +246,19 @@ class _Journal:
         self._partial = output.parent / f"{output.name}.partial"
         self._places: dict[str, tuple[Path, int]] = {}
         try:
-            for path in (output, self._partial):
-                self._index(path)
-            self._file = open(self._partial, "ab")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"--output {output}: another process is writing to it") from None
+            lock = take_lock(self._partial, required=True)  # before anything is read: the holder may be about to replace both files
+            if lock is None:
+                raise ValueError(f"--output {output}: another process is writing to it")
+            self._lock = lock
+            try:
+                for path in (output, self._partial):
+                    self._index(path)
+                self._file = open(self._partial, "ab")
+            except BaseException:
+                if not self._partial.stat().st_size:
+                    self._partial.unlink()
+                lock.release()
+                raise
         except OSError as error:
             raise ValueError(f"--output {output}: cannot be written: {error.strerror}") from None
 
@@ -262,6 +267,7 @@ class _Journal:
 
     def __exit__(self, *_error: object) -> None:
         self._file.close()
+        self._lock.release()
 
     def __contains__(self, key: str) -> bool:
         return key in self._places

@@ -8,33 +8,26 @@ lines wait in memory until there is room again. One process at a time writes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from dflash_ray.config.schema import Config
+from dflash_ray.json_file import replace_text
+from dflash_ray.locks import take_lock
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 METRICS, VALIDATION, EVENTS, TRAINED = "metrics.jsonl", "validation.jsonl", "events.jsonl", "trained.jsonl"
 OURS = (METRICS, VALIDATION, EVENTS, TRAINED, "run.json", "config.yaml", "summary.json", "checkpoints", "export", "best.json")
 OURS += ("wandb", "tensorboard", ".lock")
-
-
-def hold(file: IO[str]) -> bool:
-    """Locks an open file for this process, until it is closed. False while another one has it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks
-    return True
 
 
 class RunFolder:
@@ -42,7 +35,7 @@ class RunFolder:
         self.path = Path(path)
         self.trouble: str | None = None  # why lines wait, while they do
         self._waiting: defaultdict[str, list[str]] = defaultdict(list)
-        self._lock: Any = None
+        self._lock: BaseFileLock | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -63,33 +56,23 @@ class RunFolder:
     def create(self, config: Config, run_info: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json("run.json", run_info)
-        self._replace("config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
+        replace_text(self.path / "config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def write_json(self, name: str, value: Any) -> None:
         """Replaces `name` in one move, so a reader never sees half of it."""
-        self._replace(name, json.dumps(value, indent=1, default=str))
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            temporary.write_text(text)
-            temporary.replace(self.path / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_text(self.path / name, json.dumps(value, indent=1, default=str))
 
     def lock(self) -> bool:
         """Takes the folder for this process, until it ends. False while another one has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = open(self.path / ".lock", "w")
-        if not hold(lock):
-            lock.close()
+        lock = take_lock(self.path / ".lock", required=False)  # a run without a lock is better than none
+        if lock is None:
             return False
         self._lock = lock
         return True
 
     def unlock(self) -> None:
-        self._lock.close()
+        self._lock.release()
 
     def append(self, name: str, *records: dict[str, Any]) -> None:
         """Whole lines or none: what a full disk does not take waits, in order, for the next call."""

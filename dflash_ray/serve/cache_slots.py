@@ -12,7 +12,7 @@ import functools
 import torch
 
 
-class Place:
+class CacheSlots:
     """`new` tokens after `lengths` of each sequence."""
 
     def __init__(self, lengths: list[int], new: int, capacity: int, device: torch.device) -> None:
@@ -77,21 +77,21 @@ def _causal_mask(new: int, groups: int, window: int | None, capacity: int, devic
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: Place, *, scale: float, causal: bool, window: int | None
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache_slots: CacheSlots, *, scale: float, causal: bool, window: int | None
 ) -> torch.Tensor:
     """q [B*T, N, D] over buffers [B, M, capacity, D] that already hold the new tokens: [B*T, N, D]. Softmax in float32.
 
-    Query heads that share a key head become rows of one product, so no key or value is repeated.
+    Query heads that share a key head become rows of one matmul, so no key or value is repeated.
     """
     batch, kv_heads, capacity, width = keys.shape
-    heads, new = q.shape[1], place.new
+    heads, new = q.shape[1], cache_slots.new
     groups = heads // kv_heads
     if new > 1:
         q = q.view(batch, new, kv_heads, groups, width).permute(0, 2, 3, 1, 4)
     q = q.reshape(batch * kv_heads, groups * new, width)
-    keys = keys.view(batch * kv_heads, capacity, width)[:, : place.end]
-    values = values.view(batch * kv_heads, capacity, width)[:, : place.end]
-    mask = place.mask(groups, causal=causal, window=window)
+    keys = keys.view(batch * kv_heads, capacity, width)[:, : cache_slots.end]
+    values = values.view(batch * kv_heads, capacity, width)[:, : cache_slots.end]
+    mask = cache_slots.mask(groups, causal=causal, window=window)
     scores = torch.bmm(q, keys.transpose(1, 2)).float() * scale
     if mask is not None:
         if batch > 1:

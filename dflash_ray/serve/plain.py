@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dflash_ray.serve.sampling import Stream, probabilities, sample
+from dflash_ray.serve.sampling import PromptRandom, probabilities, sample
 from dflash_ray.serve.state import TargetState
 from dflash_ray.target.model import FrozenTarget
 
@@ -31,7 +31,7 @@ def generate_batch(
     """Answers (token ids, the stop token included where one came) to `prompts`, in their order.
 
     An answer ends after a stop id, `max_new_tokens`, or the target's last position. `on_answer(number, tokens)` is called as each ends.
-    `streams` numbers each prompt's own stream of random numbers, by default its place in `prompts`.
+    `streams` numbers each prompt's own random stream, by default its index in `prompts`.
     """
     check_prompts(target, prompts)
     stops = set(stop_ids)
@@ -42,7 +42,7 @@ def generate_batch(
     if not rows:
         return answers
     state = TargetState(target, len(rows), max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)))
-    random = [Stream(seed, number) for number in (streams or range(len(prompts)))] if temperature > 0 else []
+    random = [PromptRandom(seed, number) for number in (streams or range(len(prompts)))] if temperature > 0 else []
     last = [0] * len(rows)
 
     def take(row: int, token: int) -> None:

@@ -1,7 +1,7 @@
 """Choosing tokens from logits: greedy, or sampling whose randomness belongs to the prompt and not to the batch it happens to run in.
 
-Every prompt has its own stream of uniform numbers, seeded by (seed, prompt number), so the answer to a prompt is the same whatever runs
-beside it. Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws
+Every prompt has its own random stream, seeded by (seed, prompt number), so the answer to a prompt is the same whatever runs beside it.
+Speculative sampling (Leviathan, Kalman, Matias 2023) accepts a drafted token x with probability min(1, p(x) / q(x)) and draws
 the first refused one from max(p - q, 0): what comes out is distributed as the target alone would have it.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 
-class Stream:
+class PromptRandom:
     """Uniform numbers in [0, 1) of one prompt, in order."""
 
     def __init__(self, seed: int, prompt: int) -> None:
@@ -36,7 +36,7 @@ def sample(distribution: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ids, last)
 
 
-def accept(proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stream: Stream) -> tuple[int, int]:
+def accept(proposals: list[int], target: torch.Tensor, draft: torch.Tensor, random: PromptRandom) -> tuple[int, int]:
     """(accepted, next token) for one block: proposals drawn from `draft` [K-1, V], judged by `target` [K, V], both float64.
 
     The next token is drawn from the target's distribution after the accepted ones, corrected for the refused proposal if there is one.
@@ -45,10 +45,10 @@ def accept(proposals: list[int], target: torch.Tensor, draft: torch.Tensor, stre
     index = torch.arange(count, device=target.device)
     chosen = torch.tensor(proposals, device=target.device)
     p, q = target[index, chosen].tolist(), draft[index, chosen].tolist()
-    for slot, uniform in enumerate(stream.draw(count)):
+    for slot, uniform in enumerate(random.draw(count)):
         if uniform * q[slot] >= p[slot]:
             left = (target[slot] - draft[slot]).clamp_(min=0)
             if left.sum() <= 0:  # equal distributions up to rounding
                 left = target[slot]
-            return slot, int(sample(left, torch.tensor(stream.draw(1)[0])))
-    return count, int(sample(target[count], torch.tensor(stream.draw(1)[0])))
+            return slot, int(sample(left, torch.tensor(random.draw(1)[0])))
+    return count, int(sample(target[count], torch.tensor(random.draw(1)[0])))

@@ -14,7 +14,7 @@ import torch
 
 from dflash_ray.serve.drafter import DraftState, ServedDrafter
 from dflash_ray.serve.plain import check_prompts, token_limit
-from dflash_ray.serve.sampling import Stream, accept, probabilities, sample
+from dflash_ray.serve.sampling import PromptRandom, accept, probabilities, sample
 from dflash_ray.serve.state import TargetState
 from dflash_ray.target.model import FrozenTarget
 
@@ -59,7 +59,7 @@ def speculative(
     # the last block may reach past the answer's end
     capacity = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)) + block
     state, draft = TargetState(target, len(rows), capacity), DraftState(drafter, len(rows), capacity)
-    streams = [Stream(seed, number) for number in range(len(prompts))]
+    random = [PromptRandom(seed, number) for number in range(len(prompts))]
     last = [0] * len(rows)
 
     def take(row: int, tokens: list[int]) -> list[int]:
@@ -75,9 +75,9 @@ def speculative(
         return produced
 
     def draw(distribution: torch.Tensor, numbers: list[int | None]) -> torch.Tensor:
-        """One token per distribution [R, ..., V], from the streams of their prompts."""
+        """One token per distribution [R, ..., V], from the random streams of their prompts."""
         count = distribution[0, ..., 0].numel()
-        uniforms = [[0.0] * count if number is None else streams[number].draw(count) for number in numbers]
+        uniforms = [[0.0] * count if number is None else random[number].draw(count) for number in numbers]
         return sample(distribution, torch.tensor(uniforms, dtype=torch.float64, device=target.device).view(distribution.shape[:-1]))
 
     def start() -> None:
@@ -122,7 +122,7 @@ def speculative(
                 accepted = next((slot for slot in range(block - 1) if proposed[slot] != chosen[slot]), block - 1)
                 bonus = chosen[accepted]
             else:
-                accepted, bonus = accept(proposed, target_distribution[row], draft_distribution[row], streams[number])
+                accepted, bonus = accept(proposed, target_distribution[row], draft_distribution[row], random[number])
             produced = take(row, [*proposed[:accepted], bonus])
             counts.append(len(produced))  # what is accepted past an answer's end is dropped: a row that idles must not reach further
             answers[number].passes.append(Pass(proposed, accepted, produced))

@@ -2,7 +2,7 @@
 
 `keep` is exact and recomputes nothing. Attention keys past the accepted length are simply not valid any more. For a gated delta net the
 pass stores the block's keys, pseudo-values and cumulative decays, all of which depend on earlier tokens only; the state after any prefix is
-the old state decayed plus one small product of that prefix. Every append of more than one token must be followed by `keep`.
+the old state decayed plus one small matmul of that prefix. Every append of more than one token must be followed by `keep`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from dflash_ray.serve.cache_slots import Place, attend
+from dflash_ray.serve.cache_slots import CacheSlots, attend
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Rotation
 from dflash_ray.target.model import FrozenTarget
 from dflash_ray.target.plain.mixers import Mixers, Rows, conv_valid, decayed, delta_chunk, delta_heads, delta_state, delta_step
@@ -30,11 +30,11 @@ class AttentionCache:
             buffer[rows, :, : x.shape[1]] = new.transpose(1, 2)
         return self.mixer.finish(mixers.attention(q, k, v, scale=self.mixer.scale, window=self.mixer.window, rows=Rows()), gate)
 
-    def append(self, x: torch.Tensor, rotate: Rotation, place: Place) -> torch.Tensor:
+    def append(self, x: torch.Tensor, rotate: Rotation, cache_slots: CacheSlots) -> torch.Tensor:
         q, k, v, gate = self.mixer.project(x, rotate)
-        place.write(self.keys, k)
-        place.write(self.values, v)
-        mixed = attend(q, self.keys, self.values, place, scale=self.mixer.scale, causal=True, window=self.mixer.window)
+        cache_slots.write(self.keys, k)
+        cache_slots.write(self.values, v)
+        mixed = attend(q, self.keys, self.values, cache_slots, scale=self.mixer.scale, causal=True, window=self.mixer.window)
         return self.mixer.finish(mixed, gate)
 
 
@@ -56,45 +56,45 @@ class DeltaCache:
         q, k = qk.chunk(2, 2)
         out, state = mixers.delta_prefill(q, k, v, g * real[..., None], beta * real[..., None])
         last = lengths[:, None] + torch.arange(self.past, device=x.device)  # the W-1 inputs before each row's end, in padded coordinates
-        stream = F.pad(mixed, (0, 0, self.past, 0))
-        self.conv[rows] = stream.gather(1, last[..., None].expand(-1, -1, mixer.conv_dim))
+        conv_inputs = F.pad(mixed, (0, 0, self.past, 0))
+        self.conv[rows] = conv_inputs.gather(1, last[..., None].expand(-1, -1, mixer.conv_dim))
         self.state.view(self.batch, -1, mixer.k_dim, mixer.v_dim)[rows] = state
         return mixer.finish(out, z)
 
-    def append(self, x: torch.Tensor, rotate: Rotation, place: Place) -> torch.Tensor:
+    def append(self, x: torch.Tensor, rotate: Rotation, cache_slots: CacheSlots) -> torch.Tensor:
         assert self.block is None, "append after an append that was not kept"
-        mixer, batch, new = self.mixer, self.batch, place.new
+        mixer, batch, new = self.mixer, self.batch, cache_slots.new
         mixed, z, g, beta = mixer.project(x)
-        stream = torch.cat((self.conv, mixed.view(batch, new, -1)), 1)
-        qk, v = mixer.heads(F.silu(conv_valid(stream, mixer.w_conv)))
+        conv_inputs = torch.cat((self.conv, mixed.view(batch, new, -1)), 1)
+        qk, v = mixer.heads(F.silu(conv_valid(conv_inputs, mixer.w_conv)))
         qk, v, g, beta = delta_heads(qk, v, g.view(batch, new, -1), beta.view(batch, new, -1))
         if new == 1:
-            self.conv = stream[:, 1:]
+            self.conv = conv_inputs[:, 1:]
             out, self.state = delta_step(qk, v, g, beta, self.state)
         else:
             decay = g.cumsum(-1)
             out, pseudo = delta_chunk(qk, v, decay, beta, self.state)
-            self.block = (stream, qk[:, 1], pseudo, decay)
+            self.block = (conv_inputs, qk[:, 1], pseudo, decay)
         out = out.view(batch, mixer.v_heads, new, mixer.v_dim).transpose(1, 2).reshape(batch * new, mixer.v_heads, mixer.v_dim)
         return mixer.finish(out.to(x.dtype), z)
 
 
 def keep_blocks(caches: list[DeltaCache], counts: list[int]) -> None:
-    """The last block of every layer rolled back to the first counts[b] tokens of each sequence, all layers in one product."""
+    """The last block of every layer rolled back to the first counts[b] tokens of each sequence, all layers in one matmul."""
     if not caches or caches[0].block is None:
         return
-    streams, *parts = zip(*(cache.block for cache in caches), strict=True)
+    conv_inputs, *parts = zip(*(cache.block for cache in caches), strict=True)
     k, pseudo, decay = (torch.cat(part) for part in parts)  # [layers*B*Nv, T, ...]
     state = torch.cat([cache.state for cache in caches])
     past, layers = caches[0].past, len(caches)
     if len(set(counts)) == 1:
         n = max(counts[0], 1)
         state = delta_state(k[:, :n], pseudo[:, :n], decay[:, :n], state)
-        conv = [stream[:, n : n + past] for stream in streams]
+        conv = [inputs[:, n : n + past] for inputs in conv_inputs]
     else:
         kept = torch.tensor(counts, device=k.device).clamp(min=1)  # a sequence that has ended may hold anything
         last = (kept[:, None] + torch.arange(past, device=k.device))[..., None]
-        conv = [stream.gather(1, last.expand(-1, -1, stream.shape[-1])) for stream in streams]
+        conv = [inputs.gather(1, last.expand(-1, -1, inputs.shape[-1])) for inputs in conv_inputs]
         per_head = kept.repeat_interleave(caches[0].mixer.v_heads).repeat(layers)[:, None]  # [layers*B*Nv, 1]
         dropped = torch.arange(k.shape[1], device=k.device) >= per_head
         end = decay.gather(1, per_head - 1)
@@ -154,12 +154,12 @@ class TargetState:
 
         They count as part of the sequences once `keep` says how many.
         """
-        place = Place(self.lengths, new, self.capacity, self.target.device)
-        rotate = Rotation(place.rows_of(self._cos), place.rows_of(self._sin))
+        cache_slots = CacheSlots(self.lengths, new, self.capacity, self.target.device)
+        rotate = Rotation(cache_slots.rows_of(self._cos), cache_slots.rows_of(self._sin))
         x = F.embedding(ids, self.target.embedding)
         taps = []
         for layer, cache, tapped in zip(self.target.layers, self._caches, self._tapped, strict=True):
-            x = x + cache.append(layer.input_norm(x), rotate, place)
+            x = x + cache.append(layer.input_norm(x), rotate, cache_slots)
             x = x + layer.mlp(layer.post_norm(x))
             if tapped:
                 taps.append(x)

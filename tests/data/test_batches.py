@@ -42,7 +42,8 @@ def test_a_batch_is_its_documents_end_to_end(data, strategy):
     read = open_dataset(data).read(range(120))
     for number in range(batches.run_plan.total_batches):
         batch = batches.batch(number)
-        epoch, indices = batches.run_plan.locate(number)
+        epoch, index = batches.run_plan.locate_batch(number)
+        indices = batches.run_plan.epoch_plan(epoch).samples_of(index)
         assert (batch.number, batch.epoch) == (number, epoch)
         assert batch.sample_ids.tolist() == indices.tolist()
         assert batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == batch.tokens

@@ -30,6 +30,12 @@ def batches_of(plan):
     return [plan.samples[low:high].tolist() for low, high in zip(plan.offsets[:-1], plan.offsets[1:], strict=True)]
 
 
+def found_in(run, number):
+    """(epoch, samples) of a batch of the run."""
+    epoch, index = run.locate_batch(number)
+    return epoch, run.epoch_plan(epoch).samples_of(index)
+
+
 @settings(max_examples=200, deadline=None)
 @given(settings_and_lengths(), st.integers(0, 2**31 - 1), st.integers(0, 5))
 def test_each_sample_exactly_once_and_budgets_kept(given, seed, epoch):
@@ -54,9 +60,9 @@ def test_any_batch_of_a_run_is_found_without_the_ones_before(given, seed, epochs
     lengths, anchors, config = given
     run, again = (RunPlan(lengths, anchors, config, seed, epochs) for _ in range(2))
     assert run.fingerprint == again.fingerprint and run.total_batches == again.total_batches
-    whole = [run.locate(number) for number in range(run.total_batches)]
+    whole = [found_in(run, number) for number in range(run.total_batches)]
     for number in data.draw(st.permutations(range(run.total_batches))):
-        epoch, samples = again.locate(number)
+        epoch, samples = found_in(again, number)
         assert epoch == whole[number][0] and samples.tolist() == whole[number][1].tolist()
     for epoch in range(epochs):
         assert sorted(np.concatenate([s for e, s in whole if e == epoch])) == list(range(len(lengths)))
@@ -65,7 +71,7 @@ def test_any_batch_of_a_run_is_found_without_the_ones_before(given, seed, epochs
     assert run.most_anchors == max(anchors[samples].sum() for _, samples in whole)
     assert run.most_tokens == max(lengths[samples].sum() for _, samples in whole)
     with pytest.raises(IndexError):
-        run.locate(run.total_batches)
+        run.locate_batch(run.total_batches)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +186,7 @@ def test_packed_evens_out_anchors(realistic):
 def test_max_rows_does_not_bound_packed_batches():
     lengths = np.full(1000, 10)
     plan = make_plan(lengths, lengths, BatchingConfig(strategy="packed", token_budget=5000, max_rows=2), 0, 0)
-    assert plan.rows.tolist() == [500, 500]
+    assert plan.documents.tolist() == [500, 500]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

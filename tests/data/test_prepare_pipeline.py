@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflash_ray.data.prepare.counts import Counts
-from dflash_ray.data.prepare.parts import Stage
+from dflash_ray.data.prepare.parts import Parts
 from dflash_ray.data.prepare.prepare import ChunkWorker, PrepareSettings, prepare, validation_groups
 from dflash_ray.data.prepare.rows import Chunk, find_files, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
@@ -197,13 +197,13 @@ def test_a_killed_preparation_keeps_its_whole_parts(tmp_path, folder, chat):
         _lines(paths[-1], 3)
     worker = ChunkWorker(_settings(tmp_path, folder, *paths), chat)
     results = [worker(chunk) for chunk in read_chunks(find_files(paths))]
-    with Stage(tmp_path / "out", {"id": 1}) as stage:
+    with Parts(tmp_path / "out", {"id": 1}) as parts:
         for result in results[:2]:
-            stage.add(result)
-            stage.flush()
-    (stage.folder / "part-00001.json").unlink()
-    (stage.folder / "part-00002.json.tmp").write_text('{"chunks": 99')
-    with Stage(tmp_path / "out", {"id": 1}) as again:
+            parts.add(result)
+            parts.flush()
+    (parts.folder / "part-00001.json").unlink()
+    (parts.folder / ".part-00002.json.77").write_text('{"chunks": 99')
+    with Parts(tmp_path / "out", {"id": 1}) as again:
         assert again.chunks == 1 and again.counts() == results[0].counts
         for result in results[1:]:
             again.add(result)
@@ -224,9 +224,9 @@ def test_parts_for_something_else_are_not_continued(tmp_path, folder, chat):
 
 
 def test_two_preparations_of_one_output_do_not_mix(tmp_path):
-    with Stage(tmp_path / "out", {}):
+    with Parts(tmp_path / "out", {}):
         with pytest.raises(ValueError, match="another preparation"):
-            Stage(tmp_path / "out", {}).__enter__()
+            Parts(tmp_path / "out", {}).__enter__()
 
 
 def test_a_finished_output_is_not_made_again_and_never_overwritten(tmp_path, folder, chat):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_ray.data.prepare.conversations import Conversation, Tokenised, parse_row
-from dflash_ray.data.prepare.json_stream import Broken, json_values
+from dflash_ray.data.prepare.json_values import Broken, json_values
 from dflash_ray.data.prepare.rows import MAX_ROW_BYTES, Refused, decode_json, find_files, read_chunks
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}

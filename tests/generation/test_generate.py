@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import deque
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 from dflash_ray.data.prepare.conversations import parse_row
 from dflash_ray.data.prepare.render import Renderer
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
-from dflash_ray.data.store.dataset import Sample, open_dataset
-from dflash_ray.data.store.writer import DatasetWriter
-from dflash_ray.generation.answers import AnswerSettings, choose_engine, load_engine
 from dflash_ray.generation.generate import Failure, GenerateSettings, generate
-from dflash_ray.generation.on_policy import agreement, on_policy
-from dflash_ray.serve.plain import plain_greedy
-from dflash_ray.target.load import load_target
+from dflash_ray.locks import take_lock
 from dflash_ray.target.shape import read_target_shape
-from jobs import generate as job
-from jobs import prepare_data
 from tests.support.tiny_chat import KEEPS, OPENS, save_tokenizer
 from tests.support.tiny_targets import save_target
-from tests.support.tiny_targets import save_tokenizer as save_words
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("targets") / "words"
-    save_target("qwen3", folder, varied=True)
-    save_words(folder)
-    return folder
 
 
 @pytest.fixture
@@ -173,6 +153,29 @@ def test_an_interrupted_run_asks_only_for_what_is_missing(tmp_path, chat, target
     assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(16))
 
 
+def test_two_calls_never_write_one_output_and_the_second_touches_nothing(tmp_path, chat, target_shape):
+    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 2))
+    (tmp_path / "out.jsonl.partial").write_bytes(half := b'{"key": "half a row of the call at work')
+    lock = take_lock(tmp_path / "out.jsonl.partial", required=True)
+    with pytest.raises(ValueError, match="out.jsonl: another process is writing to it"):
+        _generate(settings, chat, Echo(chat), target_shape)
+    assert (tmp_path / "out.jsonl.partial").read_bytes() == half
+    lock.release()
+    assert _generate(settings, chat, Echo(chat), target_shape)["answered"] == 2
+
+
+def test_a_file_that_is_not_from_this_job_is_never_overwritten(tmp_path, chat, target_shape):
+    settings = _settings(tmp_path, _questions(tmp_path / "a.jsonl", 2))
+    (tmp_path / "out.jsonl").write_text(notes := '{"my": "notes"}\n')
+    for _ in range(2):  # a refusal keeps no lock
+        with pytest.raises(ValueError, match="holds a row that is not from this job"):
+            _generate(settings, chat, Echo(chat), target_shape)
+    assert (tmp_path / "out.jsonl").read_text() == notes and not (tmp_path / "out.jsonl.partial").exists()
+    with pytest.raises(ValueError, match="cannot be written: No such file or directory"):
+        _generate(replace(settings, output=tmp_path / "nowhere" / "out.jsonl"), chat, Echo(chat), target_shape)
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_longer_input_asks_for_the_new_rows_and_other_settings_for_all(tmp_path, chat, target_shape):
     _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 5)), chat, Echo(chat), target_shape)
     crew = Echo(chat)
@@ -243,185 +246,3 @@ def test_equal_questions_are_asked_once_when_greedy_and_each_time_when_sampled(t
     assert [row["id"] for row in _rows(tmp_path / "named.jsonl")] == ["x", "y"]
     assert _generate(_settings(tmp_path, tmp_path / "a.jsonl", temperature=1.0), chat, sampled, target_shape)["written"] == 3
     assert sum(map(len, sampled.asked)) == 3 and len(set(sampled.streams)) == 3
-
-
-def test_a_file_that_is_not_from_this_job_is_never_overwritten(tmp_path, chat, target_shape):
-    (tmp_path / "out.jsonl").write_text('{"my": "notes"}\n')
-    with pytest.raises(ValueError, match="not from this job"):
-        _generate(_settings(tmp_path, _questions(tmp_path / "a.jsonl", 1)), chat, Echo(chat), target_shape)
-    assert (tmp_path / "out.jsonl").read_text() == '{"my": "notes"}\n'
-
-
-# ---- engines
-
-
-def _answering(folder, **more) -> AnswerSettings:
-    given = {"engine": "own", "device": "cpu", "precision": "auto", "max_new_tokens": 12, "temperature": 0.0, "seed": 0, "batch_size": 2}
-    return AnswerSettings(folder, threads=1, stop_ids=(1,), **(given | more))
-
-
-def test_our_engine_answers_as_plain_greedy_decoding_does(folder):
-    target = load_target(folder, taps=None, device="cpu", with_head=True)
-    prompts = [[2, 3, 7, 9], [2, 3, 40], [2, 3, 8, 8, 8, 61]]
-    assert load_engine(_answering(folder)).answer(prompts, [5, 6, 7]) == [plain_greedy(target, prompt, 12, (1,)) for prompt in prompts]
-
-
-def test_a_sampled_answer_belongs_to_its_stream_and_not_to_its_neighbours(folder):
-    engine = load_engine(_answering(folder, temperature=1.0))
-    together = engine.answer([[2, 3, 7], [2, 3, 40]], [11, 12])
-    assert engine.answer([[2, 3, 40]], [12]) == together[1:]
-    assert engine.answer([[2, 3, 40]], [13]) != together[1:]
-
-
-def test_the_engine_is_chosen_by_what_is_installed(tmp_path, monkeypatch):
-    assert choose_engine("transformers", "cuda") == "own"
-    if not _installed("vllm"):
-        assert choose_engine("auto", "cuda") == "own"
-        with pytest.raises(ValueError, match="vllm is not installed"):
-            choose_engine("vllm", "cuda")
-    (tmp_path / "vllm.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert choose_engine("auto", "cuda") == choose_engine("vllm", "cpu") == "vllm"
-    assert choose_engine("auto", "cpu") == choose_engine("transformers", "cuda") == "own"
-
-
-def _installed(name: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(name) is not None
-
-
-def test_vllm_is_given_ids_and_stop_tokens_and_gives_ids(tmp_path, folder, monkeypatch):
-    """Against a stand-in with vLLM's interface: it answers with the prompt reversed."""
-    (tmp_path / "vllm.py").write_text(
-        "from types import SimpleNamespace as N\n"
-        "class SamplingParams(N): pass\n"
-        "class LLM(N):\n"
-        "    def generate(self, prompts, params, use_tqdm):\n"
-        "        assert all(p.stop_token_ids == [1] and p.max_tokens == 12 for p in params)\n"
-        "        return [N(outputs=[N(token_ids=tuple(prompt['prompt_token_ids'][::-1]))]) for prompt in prompts]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert load_engine(_answering(folder, engine="vllm")).answer([[2, 3], [4]], [0, 1]) == [[3, 2], [4]]
-
-
-# ---- on-policy share
-
-
-def test_own_answers_have_share_1_and_strange_ones_the_share_they_have(folder):
-    target = load_target(folder, taps=None, device="cpu", with_head=True)
-    prompt = [2, 3, 7, 9]
-    answer = plain_greedy(target, prompt, 20, (1,))
-    ids = np.array(prompt + answer, np.int32)
-    mask = (np.arange(len(ids)) >= len(prompt)).astype(np.uint8)
-    own = agreement(target, Sample(0, ids, mask))
-    assert (own.tokens, own.agree) == (len(answer), len(answer))
-    strange = np.random.default_rng(0).integers(3, 128, 40).astype(np.int32)
-    mask = (np.arange(40) % 3 > 0).astype(np.uint8)
-    measured = agreement(target, Sample(0, strange, mask))
-    expected = 0
-    for place in np.flatnonzero(mask[1:]) + 1:
-        expected += plain_greedy(target, strange[:place].tolist(), 1, ())[0] == strange[place]
-    assert (measured.tokens, measured.agree) == (int(mask[1:].sum()), expected)
-
-
-def test_samples_with_and_without_reasoning_are_told_apart(tmp_path, folder):
-    target = load_target(folder, taps=None, device="cpu", with_head=True)
-    with DatasetWriter(tmp_path / "data") as writer:
-        for index in range(12):
-            ids = [2, 3, 5 if index % 3 == 0 else 6, 9 + index, 7, 7, 8]
-            writer.add("train", ids, [0, 0, int(index != 3), 1, 1, 1, 1])  # 5 ends a think block; in sample 3 the prompt closed it
-        writer.finish({})
-    measured = on_policy(target, open_dataset(tmp_path / "data"), think_end=5)
-    assert (measured["with_thinking"]["samples"], measured["without_thinking"]["samples"]) == (3, 9)
-    assert on_policy(target, open_dataset(tmp_path / "data"), None, samples=4)["without_thinking"]["samples"] == 4
-
-
-# ---- the jobs, on a real Ray
-
-
-def _word_questions(path, count: int):
-    rows = [{"id": index, "messages": [{"role": "user", "content": f"w{10 + index} w{90 - index}"}]} for index in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.mark.ray
-def test_answers_made_by_actors_prepare_into_data_that_is_the_targets_own(tmp_path, folder, local_ray, capsys):
-    prompts = _word_questions(tmp_path / "a.jsonl", 20)
-    flags = ["--prompts", str(prompts), "--target", str(folder), "--output", str(tmp_path / "out.jsonl"), "--max-new-tokens", "16"]
-    flags += ["--json", str(tmp_path / "report.json"), "--topology", "2-1", "--generation.batch_size", "2"]
-    assert job.main(flags) == 0
-    target, chat = load_target(folder, taps=None, device="cpu", with_head=True), ChatTokenizer(folder)
-    rows = _rows(tmp_path / "out.jsonl")
-    assert [row["id"] for row in rows] == list(range(20))
-    for row in rows:
-        question, answer = row["conversations"]
-        prompt = chat.encode(chat.render([question], None, generation=True, thinking=False))
-        assert answer["prompt_ids"] == prompt
-        assert answer["output_ids"] == plain_greedy(target, prompt, 16, (1,))
-    capsys.readouterr()
-    data = ["--input", str(tmp_path / "out.jsonl"), "--target", str(folder), "--output", str(tmp_path / "data")]
-    assert prepare_data.main([*data, "--json", str(tmp_path / "prepared.json")]) == 0
-    assert json.loads((tmp_path / "prepared.json").read_text())["on_policy"]["share"] == 1.0
-    assert "without thinking: 1.00 of" in capsys.readouterr().out
-
-
-def test_answers_by_another_author_are_warned_about(tmp_path, folder, capsys):
-    rows = []
-    for index in range(10, 40):
-        words = " ".join(f"w{(7 * index + place) % 90 + 10}" for place in range(9))
-        rows.append({"messages": [{"role": "user", "content": f"w{index}"}, {"role": "assistant", "content": words}]})
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert prepare_data.main(["--input", str(tmp_path / "a.jsonl"), "--target", str(folder), "--output", str(tmp_path / "data")]) == 0
-    assert "jobs.generate" in capsys.readouterr().out
-
-
-@pytest.mark.ray
-def test_a_killed_actor_costs_its_call_and_nothing_else(tmp_path, folder, local_ray):
-    from actors.generator import ActorCrew
-
-    chat = ChatTokenizer(folder)
-    crew = ActorCrew(_answering(folder), count=2, gpus=0)
-    try:
-        local_ray.kill(crew._actors[0])
-        settings = GenerateSettings(
-            (_word_questions(tmp_path / "a.jsonl", 12),), folder, tmp_path / "out.jsonl", (False,), 12, 0.0, 0, group=3
-        )
-        report = generate(settings, chat, read_target_shape(folder), (1,), crew)
-    finally:
-        crew.close()
-    assert [row["id"] for row in _rows(tmp_path / "out.jsonl")] == list(range(12))
-    assert report["failed"] == 0 and sum(report["failed_calls"].values()) >= 1
-
-
-def test_mistakes_are_told_before_ray_starts(tmp_path, folder):
-    prompts = _word_questions(tmp_path / "a.jsonl", 1)
-    (tmp_path / "a.jinja").write_text(ChatTokenizer(folder).template.replace("enable_thinking", "never_given"))
-    for flags, message in (
-        (["--max-new-tokens", "0"], "--max-new-tokens 0"),
-        (["--temperature", "-1"], "--temperature -1"),
-        (["--prompts", str(tmp_path / "no.jsonl")], "no.jsonl: no such file"),
-        (["--generation.batchsize", "3"], "did you mean generation.batch_size"),
-        (["--json", str(tmp_path / "no" / "report.json")], "its folder does not exist"),
-        (["--thinking", "both", "--chat-template", str(tmp_path / "a.jinja")], "--thinking both: .* has no thinking switch"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            job.main(["--prompts", str(prompts), "--target", str(folder), "--output", str(tmp_path / "out.jsonl"), *flags])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jinja", "a.jsonl"]
-
-
-def test_the_module_of_the_library_loads_no_ray():
-    rooms = (
-        "dflash_ray.data.prepare.prepare",
-        "dflash_ray.generation.answers",
-        "dflash_ray.generation.generate",
-        "dflash_ray.generation.on_policy",
-    )
-    code = f"import sys, {', '.join(rooms)}; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_torch_sees_one_thread_per_engine(folder):
-    load_engine(_answering(folder))
-    assert torch.get_num_threads() == 1

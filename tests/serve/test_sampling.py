@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dflash_ray.serve.plain import generate_batch
-from dflash_ray.serve.sampling import Stream, accept, probabilities, sample
+from dflash_ray.serve.sampling import PromptRandom, accept, probabilities, sample
 from dflash_ray.serve.speculative import speculative
 from dflash_ray.serve.state import TargetState
 from dflash_ray.target.load import load_target
@@ -33,9 +33,9 @@ def test_a_block_gives_the_targets_distribution_for_good_and_bad_drafters():
         rounds = 2000
         first, second = np.zeros(8), np.zeros(8)
         for number in range(rounds):
-            stream = Stream(7, number)
-            proposals = sample(draft, torch.tensor(stream.draw(2))).tolist()
-            accepted, extra = accept(proposals, target, draft, stream)
+            random = PromptRandom(7, number)
+            proposals = sample(draft, torch.tensor(random.draw(2))).tolist()
+            accepted, extra = accept(proposals, target, draft, random)
             tokens = [*proposals[:accepted], extra]
             first[tokens[0]] += 1
             if accepted >= 1:  # the second token follows an accepted first one, and is drawn from the target's second row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -83,3 +84,10 @@ def save_tokenizer(folder: Path, template: str | None = KEEPS, *, vocabulary: in
     fast.chat_template = template
     fast.save_pretrained(folder)
     return folder
+
+
+# Words, blanks at every edge, line ends, characters of four bytes, and everything that could be taken for a border.
+_PIECES = ["fox", " counts", "12", "\n", "\n\n", " ", "é", "नमस्ते", "👩‍👩‍👧", "{% if %}", "[/INST]"]
+_BORDERS = ["<|im_start|>assistant\n", "<|im_end|>", "<|im_end|>\n<|im_start|>user\n", "<tool_call>", "<s>", "</s>", "<|mask|>", "<|im_"]
+texts = st.lists(st.sampled_from(_PIECES + _BORDERS), min_size=1, max_size=6).map("".join)
+thoughts = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=4).map("".join).map(str.strip)

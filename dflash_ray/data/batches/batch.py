@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Batch:
-    number: int  # 0, 1, 2, ... over the whole run; validation batches count on their own line
+    number: int  # 0, 1, 2, ... over the whole run; validation batches have numbers of their own
     epoch: int
     sample_ids: np.ndarray  # int64 [D]
     input_ids: np.ndarray  # int32 [T]

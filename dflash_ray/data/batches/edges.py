@@ -23,7 +23,6 @@ _NEGLIGIBLE = 1e-9  # chance of a batch size below which it is left out
 class Edges:
     edges: list[int]  # 0 first, the longest length last; bucket i holds lengths in (edges[i], edges[i+1]]
     expected_tokens: float  # allocated tokens that the packing rule is expected to need for all samples
-    expected_efficiency: float  # real tokens / expected_tokens
     grid: int  # distance of the candidate edges, in tokens
 
 
@@ -44,7 +43,7 @@ def best_edges(lengths: np.ndarray, buckets: int, budget: int, max_rows: int, gr
     while choices and (first := int(choices.pop()[last])) > 0:
         last = first - 1
         edges.append(int(tops[last]))
-    return Edges([0, *reversed(edges)], float(best[-1]), float(lengths.sum() / best[-1]), grid)
+    return Edges([0, *reversed(edges)], float(best[-1]), grid)
 
 
 def _candidates(lengths: np.ndarray, grid: int) -> tuple[np.ndarray, int]:

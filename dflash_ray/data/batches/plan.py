@@ -39,9 +39,13 @@ class EpochPlan:
         return len(self.buckets)
 
     @property
-    def rows(self) -> np.ndarray:
+    def documents(self) -> np.ndarray:
         """int64 [B]: documents of each batch."""
         return np.diff(self.offsets)
+
+    def samples_of(self, index: int) -> np.ndarray:
+        """int64 sample indices of batch `index` of the epoch, 0..B-1."""
+        return self.samples[self.offsets[index] : self.offsets[index + 1]]
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """int64 [B]: sum over each batch's documents of `values` [N], given by sample index (lengths: real tokens; anchor counts)."""
@@ -52,7 +56,7 @@ class EpochPlan:
         if self.layout == "packed":
             return self.sums(lengths)
         longest = np.maximum.reduceat(np.asarray(lengths, np.int64)[self.samples], self.offsets[:-1])
-        return longest * self.rows
+        return longest * self.documents
 
 
 def resolve_strategy(config: BatchingConfig, target_isolates_documents: bool) -> tuple[str, str]:
@@ -149,7 +153,7 @@ class RunPlan:
             self.most_allocated = max(self.most_allocated, int(allocated.max()))
             self.most_tokens = max(self.most_tokens, int(plan.sums(self._lengths).max()))
             self.most_anchors = max(self.most_anchors, int(plan.sums(self._anchor_counts).max()))
-            self.most_documents = max(self.most_documents, int(plan.rows.max()))
+            self.most_documents = max(self.most_documents, int(plan.documents.max()))
         self._first_batch = np.concatenate([[0], np.cumsum(batches)])
         self.total_batches = int(batches.sum())
         self.fingerprint = digest.hexdigest()[:32]
@@ -165,22 +169,16 @@ class RunPlan:
             self._plans[epoch] = make_plan(self._lengths, self._anchor_counts, self.config, self.seed, epoch)
         return self._plans[epoch]
 
-    def position(self, number: int) -> tuple[int, int]:
-        """(epoch, batch within the epoch) of batch `number`."""
+    def locate_batch(self, number: int) -> tuple[int, int]:
+        """(epoch, index in that epoch's plan) of batch `number`; IndexError past the end."""
         if not 0 <= number < self.total_batches:
             raise IndexError(f"batch {number} of a run with {self.total_batches}")
         epoch = int(np.searchsorted(self._first_batch, number, side="right")) - 1
         return epoch, number - int(self._first_batch[epoch])
 
-    def locate(self, number: int) -> tuple[int, np.ndarray]:
-        """(epoch, int64 sample indices) of batch `number`."""
-        epoch, batch = self.position(number)
-        plan = self.epoch_plan(epoch)
-        return epoch, plan.samples[plan.offsets[batch] : plan.offsets[batch + 1]]
-
 
 def _cut_padded(lengths: np.ndarray, config: BatchingConfig) -> np.ndarray:
-    """int64 [B+1] offsets: in this order, each batch takes documents while the longest so far x rows stays within the budget."""
+    """int64 [B+1] offsets: in this order, each batch takes documents while the longest so far x documents stays within the budget."""
     offsets, first, longest = [0], 0, 0
     budget, max_rows = config.token_budget, config.max_rows
     for at, length in enumerate(lengths.tolist()):
@@ -196,7 +194,7 @@ def _cut_padded(lengths: np.ndarray, config: BatchingConfig) -> np.ndarray:
 
 def _reorder(samples: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(samples, offsets) with the batches in `order`."""
-    rows = np.diff(offsets)[order]
-    mixed = np.concatenate([[0], np.cumsum(rows)])
-    within = np.arange(len(samples)) - np.repeat(mixed[:-1], rows)
-    return samples[np.repeat(offsets[:-1][order], rows) + within], mixed
+    documents = np.diff(offsets)[order]
+    mixed = np.concatenate([[0], np.cumsum(documents)])
+    within = np.arange(len(samples)) - np.repeat(mixed[:-1], documents)
+    return samples[np.repeat(offsets[:-1][order], documents) + within], mixed

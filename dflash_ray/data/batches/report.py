@@ -84,10 +84,10 @@ def target_seconds(plan: EpochPlan, lengths: np.ndarray, speed: dict[int, float]
 def composition_change(plan: EpochPlan, following: EpochPlan) -> float:
     """Share of the pairs of samples in one batch of `plan` that are in different batches of `following` (0 if there is no pair)."""
     batch_of = np.empty(len(plan.samples), np.int64)
-    batch_of[following.samples] = np.repeat(np.arange(following.batches), following.rows)
-    key = np.repeat(np.arange(plan.batches), plan.rows) * following.batches + batch_of[plan.samples]
+    batch_of[following.samples] = np.repeat(np.arange(following.batches), following.documents)
+    key = np.repeat(np.arange(plan.batches), plan.documents) * following.batches + batch_of[plan.samples]
     together = np.unique(key, return_counts=True)[1]
-    pairs = int((plan.rows * (plan.rows - 1)).sum())
+    pairs = int((plan.documents * (plan.documents - 1)).sum())
     return 1.0 - int((together * (together - 1)).sum()) / pairs if pairs else 0.0
 
 
@@ -118,12 +118,12 @@ def shuffle_bias(plan: EpochPlan, lengths: np.ndarray, seed: int) -> dict[str, f
 
 
 def _figures(plan: EpochPlan, lengths: np.ndarray, anchor_counts: np.ndarray, config: BatchingConfig) -> dict[str, Any]:
-    allocated, rows, anchors = plan.allocated(lengths), plan.rows, plan.sums(anchor_counts)
+    allocated, documents, anchors = plan.allocated(lengths), plan.documents, plan.sums(anchor_counts)
     return {
         "batches": plan.batches,
-        "rows_min": int(rows.min()),
-        "rows_mean": float(rows.mean()),
-        "rows_max": int(rows.max()),
+        "rows_min": int(documents.min()),
+        "rows_mean": float(documents.mean()),
+        "rows_max": int(documents.max()),
         "allocated_tokens": int(allocated.sum()),
         "padding_efficiency": int(lengths.sum()) / int(allocated.sum()),
         "fill": int(allocated.sum()) / (plan.batches * config.token_budget),
@@ -139,7 +139,7 @@ def _bucket_figures(plan: EpochPlan, lengths: np.ndarray, edges: list[int], expe
     out = []
     for bucket, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         mine = plan.buckets == bucket
-        samples, tokens = int(plan.rows[mine].sum()), int(real[mine].sum())
+        samples, tokens = int(plan.documents[mine].sum()), int(real[mine].sum())
         out.append(
             {
                 "above": low,

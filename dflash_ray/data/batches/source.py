@@ -32,10 +32,10 @@ class BatchSource:
 
     def batch(self, number: int) -> Batch:
         """Batch `number` of the run; IndexError past the end."""
-        epoch, position = self.run_plan.position(number)
+        epoch, index = self.run_plan.locate_batch(number)
         plan = self.run_plan.epoch_plan(epoch)
-        samples = self.dataset.read(plan.samples[plan.offsets[position] : plan.offsets[position + 1]])
-        return _join(number, epoch, samples, plan.layout, int(plan.buckets[position]), lambda sample: self._anchors(sample, epoch))
+        samples = self.dataset.read(plan.samples_of(index))
+        return _join(number, epoch, samples, plan.layout, int(plan.buckets[index]), lambda sample: self._anchors(sample, epoch))
 
     def _anchors(self, sample: Sample, epoch: int) -> np.ndarray:
         return choose_anchors(sample.loss_mask, self.tokens_per_anchor, self.seed, epoch, sample.sample_id)
@@ -54,8 +54,8 @@ def validation_batches(
     plan = make_plan(dataset.lengths, counts, config, seed, epoch=0)
     chosen = np.sort(shuffled(plan.batches, stream("validation batches", seed))[:count])
     batches = []
-    for number, position in enumerate(chosen):
-        samples = dataset.read(plan.samples[plan.offsets[position] : plan.offsets[position + 1]])
+    for number, index in enumerate(chosen):
+        samples = dataset.read(plan.samples_of(index))
         batches.append(_join(number, 0, samples, layout, -1, lambda s: fixed_anchors(s.loss_mask, tokens_per_anchor, seed, s.sample_id)))
     return batches
 

@@ -7,7 +7,6 @@ is in use.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from dflash_ray.data.prepare.counts import Counts
+from dflash_ray.json_file import read_json_object, replace_text
+from dflash_ray.locks import take_lock
 
 _PART_TOKENS = 8 << 20
 _PART_CHUNKS = 256
@@ -30,7 +31,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class _State:
+class _Progress:
     """Replaced as a whole, so that a signal between two steps finds either all of a part or none of it."""
 
     parts: int = 0
@@ -39,8 +40,8 @@ class _State:
     pending: list[Any] = field(default_factory=list)
 
 
-class Stage:
-    """`with Stage(output, identity) as stage`: parts made for another `identity` are removed. ValueError if another process is at work.
+class Parts:
+    """`with Parts(output, identity) as parts`: parts made for another `identity` are removed. ValueError if another process is at work.
 
     A part in the making is kept when a signal ends the block, lost otherwise.
     """
@@ -48,70 +49,68 @@ class Stage:
     def __init__(self, output: Path, identity: dict[str, Any]):
         self.folder = output.parent / f"{output.name}.partial"
         self._identity = identity
-        self._state = _State()
+        self._progress = _Progress()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Parts:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / "lock", "w")
+            lock = take_lock(self.folder / "lock", required=True)
         except OSError as error:
             raise ValueError(f"--output: {self.folder} cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ValueError(f"--output: another preparation is writing to {self.folder}") from None
-        if _json(self.folder / "identity.json") != self._identity:
+        if lock is None:
+            raise ValueError(f"--output: another preparation is writing to {self.folder}")
+        self._lock = lock
+        if _read(self.folder / "identity.json") != self._identity:
             for path in self.folder.iterdir():
                 if path.name != "lock":
                     path.unlink()
-            _write_json(self.folder / "identity.json", self._identity)
-        while part := _json(self._path(self._state.parts, ".json")):
-            self._state = _State(self._state.parts + 1, part["chunks"], part["counts"])
+            replace_text(self.folder / "identity.json", json.dumps(self._identity), sync=True)
+        while part := _read(self._path(self._progress.parts, ".json")):
+            self._progress = _Progress(self._progress.parts + 1, part["chunks"], part["counts"])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None and not issubclass(kind, Exception):
             self.flush()
-        if kind is not None and not self._state.parts:
+        if kind is not None and not self._progress.parts:
             self.remove()
-        self._lock.close()
+        self._lock.release()
 
     @property
     def chunks(self) -> int:
         """Chunks in whole parts."""
-        return self._state.chunks
+        return self._progress.chunks
 
     def counts(self) -> Counts:
         """Of the chunks in whole parts."""
-        return Counts(**deepcopy(self._state.counts))
+        return Counts(**deepcopy(self._progress.counts))
 
     def add(self, prepared: Any) -> None:
         """`prepared`: input_ids, loss_mask, lengths, groups, sources and counts of the next chunk."""
-        self._state.pending.append(prepared)
-        tokens = sum(len(chunk.input_ids) for chunk in self._state.pending)
-        if tokens >= _PART_TOKENS or len(self._state.pending) >= _PART_CHUNKS:
+        self._progress.pending.append(prepared)
+        tokens = sum(len(chunk.input_ids) for chunk in self._progress.pending)
+        if tokens >= _PART_TOKENS or len(self._progress.pending) >= _PART_CHUNKS:
             self.flush()
 
     def flush(self) -> None:
         """Makes a part of what was added since the last one."""
-        state = self._state
-        if not state.pending:
+        progress = self._progress
+        if not progress.pending:
             return
-        path = self._path(state.parts, ".arrow")
+        path = self._path(progress.parts, ".arrow")
         with open(path.with_suffix(".tmp"), "wb") as file:
             with pa.ipc.new_file(file, _SCHEMA) as writer:
-                for prepared in state.pending:
+                for prepared in progress.pending:
                     writer.write_batch(_record_batch(prepared))
             file.flush()
             os.fsync(file.fileno())
         os.replace(path.with_suffix(".tmp"), path)
         counts = self.counts()
-        for prepared in state.pending:
+        for prepared in progress.pending:
             counts.add(prepared.counts)
-        part = {"chunks": state.chunks + len(state.pending), "counts": counts.as_dict()}
-        _write_json(path.with_suffix(".json"), part)
-        self._state = _State(state.parts + 1, part["chunks"], part["counts"])
+        part = {"chunks": progress.chunks + len(progress.pending), "counts": counts.as_dict()}
+        replace_text(path.with_suffix(".json"), json.dumps(part), sync=True)
+        self._progress = _Progress(progress.parts + 1, part["chunks"], part["counts"])
 
     def groups(self) -> np.ndarray:
         """uint64 [samples]."""
@@ -132,7 +131,7 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for index in range(self._state.parts):
+        for index in range(self._progress.parts):
             with pa.OSFile(str(self._path(index, ".arrow"))) as file:
                 reader = pa.ipc.open_file(file)
                 for number in range(reader.num_record_batches):
@@ -153,18 +152,9 @@ def _record_batch(prepared: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".json.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     """None if there is no whole file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except (OSError, ValueError):
         return None

@@ -1,6 +1,6 @@
 """Conversations to a data set: every row is kept or refused with a reason, counts always add up, nothing is left half written.
 
-Rows are prepared chunk by chunk (`ChunkWorker`, a pure function of the chunk) and staged beside the output in parts. A part is whole or
+Rows are prepared chunk by chunk (`ChunkWorker`, a pure function of the chunk) and kept in parts beside the output. A part is whole or
 absent; a run that was stopped goes on after its last whole part. The data set itself is written from the parts at the end and renamed
 into place, because the validation split needs to know all conversations: rows that ask the same question land on the same side.
 Nothing here knows Ray; a job may hand in a `spread` that runs `ChunkWorker`s elsewhere. Without one a second thread encodes the texts
@@ -10,7 +10,6 @@ of a chunk, half of the work and free of Python's lock, while the next chunk is 
 from __future__ import annotations
 
 import hashlib
-import json
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +24,12 @@ import numpy as np
 
 from dflash_ray.data.prepare.conversations import COLUMNS, Conversation, Tokenised, parse_row
 from dflash_ray.data.prepare.counts import Counts
-from dflash_ray.data.prepare.parts import Stage
+from dflash_ray.data.prepare.parts import Parts
 from dflash_ray.data.prepare.render import Rendered, Renderer, Row
-from dflash_ray.data.prepare.rows import Chunk, InputFile, Refused, decode_json, find_files, read_chunks
+from dflash_ray.data.prepare.rows import Chunk, InputFile, Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.data.store.writer import DatasetWriter
+from dflash_ray.json_file import read_json_object
 
 VERSION = 3  # of what a row becomes; parts of another version are not continued
 REPORT = "report.json"  # in the data set's folder
@@ -131,13 +131,9 @@ class ChunkWorker:
 
     def _row(self, row: Any) -> Row | Refused:
         try:
-            if isinstance(row, Refused):
-                return row
-            if isinstance(row, bytes):
-                if not row.strip():
-                    return Refused("blank")
-                row = decode_json(row)
-            return self._renderer.place(parse_row(row, self._columns))
+            if is_blank(row):
+                return Refused("blank")
+            return self._renderer.place(parse_row(decode_row(row), self._columns))
         except Refused as refusal:
             return refusal
         except RecursionError:
@@ -186,18 +182,18 @@ def prepare(
         return {**done, "already_prepared": True}
     total = sum(file.bytes for file in files)
     started = time.monotonic()
-    with Stage(settings.output, identity) as stage:
-        counts = stage.counts()
-        resumed = stage.chunks
+    with Parts(settings.output, identity) as parts:
+        counts = parts.counts()
+        resumed = parts.chunks
         for prepared in (spread or partial(_in_this_process, ChunkWorker(settings, tokenizer)))(islice(read_chunks(files), resumed, None)):
             if prepared.stop:
-                stage.remove()
+                parts.remove()
                 raise ValueError(f"{prepared.stop} (--strict stops at the first bad row)")
             counts.add(prepared.counts)
-            stage.add(prepared)
+            parts.add(prepared)
             if progress:
                 progress(prepared.bytes_read, total, counts)
-        stage.flush()
+        parts.flush()
         report = counts.as_dict()
 
         def finished(splits: dict[str, Any]) -> dict[str, Any]:
@@ -206,18 +202,18 @@ def prepare(
 
         if counts.samples:
             made_with = {**identity["tokenizer"], "vocab_size": tokenizer.size, "config": identity["config"], "counts": dict(report)}
-            _write(settings, stage, made_with, finished)
+            _write(settings, parts, made_with, finished)
         else:
             finished({})
-        stage.remove()
+        parts.remove()
     return report
 
 
-def _write(settings: PrepareSettings, stage: Stage, manifest: dict[str, Any], finished: Callable[..., dict[str, Any]]) -> None:
+def _write(settings: PrepareSettings, parts: Parts, manifest: dict[str, Any], finished: Callable[..., dict[str, Any]]) -> None:
     """The data set with its report, in one rename."""
-    held_out = validation_groups(stage.groups(), settings.validation)
+    held_out = validation_groups(parts.groups(), settings.validation)
     with DatasetWriter(settings.output) as writer:
-        for ids, mask, group, source in stage.samples():
+        for ids, mask, group, source in parts.samples():
             writer.add("validation" if group in held_out else "train", ids, mask, source)
         writer.finish(manifest, lambda written: finished({"splits": written["splits"]}))
 
@@ -268,7 +264,7 @@ def _finished(output: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     if not output.exists():
         return None
     try:
-        written = json.loads((output / REPORT).read_text(encoding="utf-8"))
+        written = read_json_object(output / REPORT)
     except (OSError, ValueError):
         written = {}
     if written.get("made_from") == identity:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dflash_ray.data.prepare.conversations import Conversation, Tokenised, parse_row
 from dflash_ray.data.prepare.render import Renderer
-from dflash_ray.data.prepare.rows import Refused, decode_json, find_files, read_chunks
+from dflash_ray.data.prepare.rows import Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import TEMPLATE_ERRORS, ChatTokenizer, one_line
 
 
@@ -38,13 +38,10 @@ def read_prompts(
         for line, row in chunk:
             if limit is not None and len(prompts) >= limit:
                 return prompts, skipped
-            if isinstance(row, bytes) and not row.strip():
+            if is_blank(row):
                 continue
             try:
-                if isinstance(row, Refused):
-                    raise row
-                parsed = parse_row(decode_json(row) if isinstance(row, bytes | str) else row)
-                ids = prompt_ids(parsed, tokenizer, thinking=thinking)
+                ids = prompt_ids(parse_row(decode_row(row)), tokenizer, thinking=thinking)
                 if longest is not None and len(ids) > longest:
                     raise Refused("too_long", f"{len(ids)} tokens, the target has positions for {longest} before an answer")
                 prompts.append(Prompt(f"{path}:{line}", ids))

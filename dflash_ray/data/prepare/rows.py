@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dflash_ray.data.prepare.json_stream import Broken, json_values
+from dflash_ray.data.prepare.json_values import Broken, json_values
+from dflash_ray.json_file import read_json_object
 
 CHUNK_BYTES = 1 << 20
 CHUNK_ROWS = 2048
@@ -101,6 +102,18 @@ def read_chunks(files: list[InputFile]) -> Iterator[Chunk]:
         done += file.bytes
 
 
+def is_blank(raw: Any) -> bool:
+    """Whether a row of a chunk is an empty line."""
+    return isinstance(raw, bytes) and not raw.strip()
+
+
+def decode_row(raw: Any) -> Any:
+    """What a row of a chunk holds. `Refused` where reading it failed or it is no JSON."""
+    if isinstance(raw, Refused):
+        raise raw
+    return decode_json(raw) if isinstance(raw, bytes) else raw
+
+
 def decode_json(data: bytes | str) -> Any:
     """One JSON value; `Refused` says what is wrong with it."""
     if isinstance(data, bytes):
@@ -162,8 +175,7 @@ def _files_under(folder: Path) -> list[tuple[Path, str]]:
 def _saved_files(folder: Path) -> set[str] | None:
     """Names of the data files of a saved dataset; None for any other folder."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return {entry["filename"] for entry in state["_data_files"]}
+        return {entry["filename"] for entry in read_json_object(folder / "state.json")["_data_files"]}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -209,13 +221,13 @@ def _read_lines(file: InputFile) -> Iterator[tuple[Chunk, int]]:
 
 
 def _lines(file: InputFile) -> Iterator[tuple[int, Any, int]]:
-    stream, raw = _open(file)
-    with raw, stream:
+    content, raw = _open(file)
+    with raw, content:
         number = 0
-        while line := stream.readline(MAX_ROW_BYTES):
+        while line := content.readline(MAX_ROW_BYTES):
             number += 1
             if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
-                while (rest := stream.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
+                while (rest := content.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
                     pass
                 yield number, Refused("row_too_long", f"more than {MAX_ROW_BYTES >> 20} MiB"), raw.tell()
             else:
@@ -227,9 +239,9 @@ def _read_json(file: InputFile) -> Iterator[tuple[Chunk, int]]:
 
 
 def _json_values(file: InputFile) -> Iterator[tuple[int, Any, int]]:
-    stream, raw = _open(file)
-    with raw, stream:
-        for line, value in json_values(stream, MAX_ROW_BYTES):
+    content, raw = _open(file)
+    with raw, content:
+        for line, value in json_values(content, MAX_ROW_BYTES):
             yield line, Refused("not_json", str(value)) if isinstance(value, Broken) else value, raw.tell()
 
 

@@ -1,6 +1,6 @@
 """Tokenised data sets: lengths at once, tokens when a batch needs them.
 
-A data set is a folder of Arrow shards per split and a `manifest.json` (see `dataset_writer`), or a folder that Hugging Face `datasets`
+A data set is a folder of Arrow shards per split and a `manifest.json` (see `writer`), or a folder that Hugging Face `datasets`
 saved with `save_to_disk`. Opening reads the `seq_len` and `anchor_candidates` columns alone (20 MB of pages for 902,087 samples);
 token ids are read from the memory-mapped shards, sample by sample, while training. What a shard says about itself is checked when it is
 read: a data set that is broken, foreign or inconsistent is a ValueError that names the file. Nothing is ever unpickled.

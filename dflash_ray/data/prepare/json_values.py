@@ -20,9 +20,9 @@ class Broken(ValueError):
     """No JSON value starts here."""
 
 
-def json_values(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | Broken]]:
+def json_values(file: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | Broken]]:
     """(line where a value starts, its JSON text in UTF-8 or what is wrong). A value of over `limit` characters is broken."""
-    text = _Window(stream, limit)
+    text = _Window(file, limit)
     first = text.peek()
     if first == "[":
         text.advance(1)
@@ -66,10 +66,10 @@ def _sequence(text: _Window) -> Iterator[tuple[int, bytes | Broken]]:
 
 
 class _Window:
-    """A moving window of decoded text over the stream."""
+    """A moving window of decoded text over the file."""
 
-    def __init__(self, stream: BinaryIO, limit: int):
-        self._stream = stream
+    def __init__(self, file: BinaryIO, limit: int):
+        self._file = file
         self._limit = limit
         # broken bytes become surrogates and bytes again, so that the row they are in is refused and no other
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -139,7 +139,7 @@ class _Window:
     def _grow(self) -> None:
         """Reads as much again as is pending, so that a large value is scanned a few times and not once a megabyte."""
         kept = self._text[self._at :]
-        data = self._stream.read(max(_READ_BYTES, len(kept)))
+        data = self._file.read(max(_READ_BYTES, len(kept)))
         self._ended = not data
         self._text = kept + self._decoder.decode(data, final=self._ended)
         self._at = 0
