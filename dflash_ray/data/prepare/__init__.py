@@ -1,4 +1,4 @@
 """From files of conversations to tokens with a loss mask.
 
-May import: dflash_ray.data.store.
+May import: dflash_ray, dflash_ray.data.store.
 """
