@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from dflash_ray.draft.blocks.mask import Blocks, Run, sees_context, sees_slot
+from dflash_ray.draft.kernels.limits import kernels_take
 
 # (q [A,K,N,D], k_slots [A,K,M,D], v_slots [A,K,M,D], k_context [T,M,D], v_context [T,M,D], blocks, window) -> [A,K,N,D]
 # N query heads, M key-value heads, N a multiple of M; q and k are normalised and rotated; window None means full attention.
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Blocks, int | None], Tensor]
 
 
-TILE = 128  # rows of the kernels' tiles: slots of a block times query heads per key head must fit
-
-
-def kernels_take(dtype: torch.dtype, head_dim: int, rows: int) -> bool:
-    """May the GPU kernels compute this? They are for bf16, heads of 16 to 128 values (a power of two), and `rows` up to TILE."""
-    return dtype == torch.bfloat16 and 16 <= head_dim <= 128 and head_dim & (head_dim - 1) == 0 and rows <= TILE
-
-
 def attention_for(device: torch.device | str) -> Attention:
     """The attention function for a device."""
-    if torch.device(device).type != "cuda":
-        return plain_attention
-    from dflash_ray.draft.kernels.attention import kernel_attention
+    return kernel_attention if torch.device(device).type == "cuda" else plain_attention
 
-    return kernel_attention
+
+def kernel_attention(
+    q: Tensor, k_slots: Tensor, v_slots: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
+) -> Tensor:
+    """See `Attention`. The Triton kernels on a GPU; what they do not take goes through plain torch."""
+    if not kernels_take(q.dtype, q.shape[-1], q.shape[1] * q.shape[2] // k_slots.shape[2]):
+        return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
+    from dflash_ray.draft.kernels.attention import BlockAttention
+
+    return BlockAttention.apply(q, k_slots, v_slots, k_context, v_context, blocks, window)
 
 
 def plain_attention(

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dflash_ray.draft.blocks.mask import Blocks
-from dflash_ray.draft.dflash.attention import kernels_take
 from dflash_ray.draft.dflash.model import DraftModel
 from dflash_ray.draft.dflash.ops import HeadViews, Ops, ops_for, product
 from dflash_ray.draft.dflash.shape import DraftShape
+from dflash_ray.draft.kernels.limits import kernels_take
 
 
 def fused_covers(shape: DraftShape, dtype: torch.dtype, device: torch.device) -> bool:
