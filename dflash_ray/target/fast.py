@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dflash_ray.target.devices import rows_for
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, RmsNorm
 from dflash_ray.target.matmul import Product, Product8, Stream
 from dflash_ray.target.plain.fused import Fused, Quantised
@@ -36,10 +37,8 @@ def documents(lengths: np.ndarray, device: torch.device, table: tuple[torch.Tens
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     positions = torch.from_numpy((np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)).astype(np.int32))
     if device.type == "cuda":
-        from dflash_ray.target.kernels.mixers import kernel_rows
-
-        return Documents(kernel_rows(bounds, device, delta=delta), positions.pin_memory().to(device, non_blocking=True), *table)
-    return Documents(Rows(torch.from_numpy(bounds.astype(np.int32)), tuple(lengths.tolist())), positions, *table)
+        positions = positions.pin_memory().to(device, non_blocking=True)
+    return Documents(rows_for(bounds, device, delta=delta), positions, *table)
 
 
 def _without_matrices(mixer: Attention | GatedDeltaNet) -> Attention | GatedDeltaNet:

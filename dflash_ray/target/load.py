@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflash_ray.target.devices import fused_for, mixers_for
 from dflash_ray.target.fast import FastLayer
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm, RotaryTable
 from dflash_ray.target.model import FrozenTarget
-from dflash_ray.target.plain.fused import fused_for
-from dflash_ray.target.plain.mixers import mixers_for, plain_mixers
+from dflash_ray.target.plain.mixers import plain_mixers
 from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
 from dflash_ray.target.shape import TargetShape, known_target_shape, read_target_shape
 from dflash_ray.target.weights import Checkpoint
@@ -51,7 +51,7 @@ def load_target(
     taps: layers whose output is read; only layers up to the last are kept. None keeps all.
     teacher: keep all layers and the final norm (for teacher rows). with_head: these and the head (for decoding).
     layout: packed, padded, or auto (each batch says).
-    random_shape: a name of `shapes.SHAPES`; random weights from `seed` instead of a folder.
+    random_shape: a name of `known_shapes.SHAPES`; random weights from `seed` instead of a folder.
     fast: one packed pass through fused kernels if the self-test allows it; default on a GPU, except for decoding. require_fast: ValueError
     where it does not. precision fp8 (products in e4m3) exists only there.
     """

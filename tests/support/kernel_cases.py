@@ -11,8 +11,7 @@ import math
 import numpy as np
 import torch
 
-from dflash_ray.target.plain import fused
-from dflash_ray.target.plain.fused import Quantised
+from dflash_ray.target.plain.fused import Fused, Quantised, plain_fused
 from dflash_ray.target.plain.mixers import Rows
 
 # bf16 keeps 8 bits (half a step is at most 2^-8 of a value), e4m3 keeps 4 (2^-4); Triton's interpreter cuts bits off where a GPU rounds
@@ -146,7 +145,7 @@ def all_cases(dtype: torch.dtype = torch.bfloat16, seed: int = 0):
         yield from cases(draw)
 
 
-def run_case(functions: fused.Fused, name: str, args: tuple, kwargs: dict, device: torch.device) -> list[torch.Tensor]:
+def run_case(functions: Fused, name: str, args: tuple, kwargs: dict, device: torch.device) -> list[torch.Tensor]:
     """What the call returns and what it changes in place, in float64 on the host."""
     moved = [_move(arg, device) for arg in args]
     out = getattr(functions, name)(*moved, **{key: _move(value, device) for key, value in kwargs.items()})
@@ -176,13 +175,10 @@ def distance(found: list[torch.Tensor], expected) -> float:
 
 def compare_kernels(device: torch.device) -> None:
     """Every kernel on `device` (interpreted, if that is a CPU) against its twin and the float64 values."""
-    from dflash_ray.target.kernels import fused as fused_cuda
+    from dflash_ray.target.kernels.fused import kernel_fused
 
     slack = CUTTING if device.type == "cpu" else 1.0
-    kernels = fused.Fused(
-        **{name: getattr(fused_cuda, name) for name in fused.Fused.__dataclass_fields__ if name != "kernels"}, kernels=fused_cuda.KERNELS
-    )
-    twins = fused.fused_for(torch.device("cpu"))
+    kernels, twins = kernel_fused(), plain_fused()
     for name, args, kwargs, oracle in all_cases():
         limit = slack * (FP8 if kwargs.get("fp8") else BF16)
         found = run_case(kernels, name, args, kwargs, device)
@@ -197,16 +193,16 @@ MIXED = np.array([5, 1, 150, 64, 70])  # documents below, at and past a chunk an
 
 def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
     """The attention kernel against softmax written out in float64."""
-    from dflash_ray.target.kernels import attention as attention_cuda
+    from dflash_ray.target.kernels import attention as kernels
 
     generator = torch.Generator().manual_seed(0)
     joined = torch.randn(int(MIXED.sum()), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     bounds = np.concatenate([[0], np.cumsum(MIXED)])
-    blocks = torch.from_numpy(attention_cuda.query_blocks(MIXED, device)).to(device)
+    blocks = torch.from_numpy(kernels.query_blocks(MIXED, device)).to(device)
     rows = Rows(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
     widths = (heads * dim, kv_heads * dim, kv_heads * dim)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.to(device).split(widths, -1))
-    found = attention_cuda.attention(q, k, v, scale=0.3, window=window, rows=rows)
+    found = kernels.attention(q, k, v, scale=0.3, window=window, rows=rows)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.double().split(widths, -1))
     expected = torch.zeros(len(joined), heads, dim, dtype=torch.float64)
     for start, end in zip(bounds, bounds[1:], strict=False):
@@ -222,7 +218,7 @@ def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_h
 
 def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim: int, v_heads: int, v_dim: int) -> None:
     """The delta kernel against the recurrence in float64; on a CPU with inverses from float64, on a GPU with the library's."""
-    from dflash_ray.target.kernels import delta as delta_cuda
+    from dflash_ray.target.kernels import delta as kernels
 
     generator = torch.Generator().manual_seed(0)
     tokens, bounds = int(MIXED.sum()), np.concatenate([[0], np.cumsum(MIXED)])
@@ -232,7 +228,7 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
     g = -0.3 * torch.rand(tokens, v_heads, generator=generator)
     beta = torch.rand(tokens, v_heads, generator=generator)
     expected = torch.zeros(tokens, v_heads, v_dim, dtype=torch.float64)
-    summed, inverse = torch.zeros(tokens, v_heads), torch.full((tokens, v_heads, delta_cuda.CHUNK), 7.0, dtype=dtype)
+    summed, inverse = torch.zeros(tokens, v_heads), torch.full((tokens, v_heads, kernels.CHUNK), 7.0, dtype=dtype)
     for start, end in zip(bounds, bounds[1:], strict=False):
         for head in range(v_heads):
             keys, queries = (part[:, head // (v_heads // k_heads)].double() for part in (k, q))
@@ -241,8 +237,8 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
                 state = state * g[t, head].double().exp()
                 state += torch.outer(keys[t], beta[t, head].double() * (v[t, head].double() - state.T @ keys[t]))
                 expected[t, head] = state.T @ queries[t] / k_dim**0.5
-            for first in range(start, end, delta_cuda.CHUNK):
-                part = slice(first, min(first + delta_cuda.CHUNK, end))
+            for first in range(start, end, kernels.CHUNK):
+                part = slice(first, min(first + kernels.CHUNK, end))
                 decay = g[part, head].double().cumsum(0)
                 system = (keys[part] @ keys[part].T * (decay[:, None] - decay).exp() * beta[part, head].double()[:, None]).tril(-1)
                 inverse[part, head, : len(system)] = torch.linalg.inv(system + torch.eye(len(system))).tril().to(dtype)
@@ -251,10 +247,10 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
         from dflash_ray.target.kernels.mixers import kernel_rows
 
         rows = kernel_rows(bounds.astype(np.int64), device, delta=True)
-        found = delta_cuda.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), rows=rows)
+        found = kernels.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), rows=rows)
     else:
         order = torch.from_numpy(np.argsort(-MIXED))
-        found = delta_cuda.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
+        found = kernels.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
     error = distance([found.double().cpu()], expected)
     print(f"delta rule {k_heads} x {k_dim}, {v_heads} x {v_dim}: from float64 {error:.1e}")
     assert error < 8e-3

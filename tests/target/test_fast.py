@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_ray.target.cost import active_parameters, counted_flops
+from dflash_ray.target.devices import fused_for
 from dflash_ray.target.fast import FastLayer
 from dflash_ray.target.load import load_target
-from dflash_ray.target.plain.fused import fused_for
 from dflash_ray.target.plain.mixers import Rows
 from dflash_ray.target.self_test import FastPathRefused, SelfTest
 from dflash_ray.target.shape import read_target_shape, target_shape_of_config

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dflash_ray.data.batches.batch import Batch
+from dflash_ray.target.devices import mixers_for
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import teacher_positions
-from dflash_ray.target.plain.mixers import Rows, delta_rule, mixers_for
+from dflash_ray.target.plain.mixers import Rows, delta_rule
 from tests.support.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
 TAPS = [1, 3, 5]

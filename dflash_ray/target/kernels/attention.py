@@ -107,7 +107,7 @@ def _attention_kernel(
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
-    """`fused.attention`; rows of q, k and v may lie apart, their heads side by side."""
+    """`plain.fused.attention`; rows of q, k and v may lie apart, their heads side by side."""
     tokens, heads, dim = q.shape
     out = torch.empty(tokens, heads, dim, device=q.device, dtype=q.dtype)
     tiles = tiles_for(q.device)

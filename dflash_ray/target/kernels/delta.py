@@ -2,7 +2,7 @@
 
 A program carries the state of one value head of one document, or some columns of it, through the document's chunks: the state never leaves
 the registers, and neither pseudo-values nor the states between chunks are ever written. Per chunk of C tokens, with e = exp of the decays
-summed from the chunk's start (formula of `mixers.delta_chunk`):
+summed from the chunk's start (formula of `plain.mixers.delta_chunk`):
 
     u = (I + tril(beta e_i/e_j k k^T, -1))^-1 beta (v - e k S)      the inverse is given
     o = (e q S + tril(e_i/e_j q k^T) u) / sqrt(Dk)
@@ -98,7 +98,7 @@ def delta_chunks(
 
 
 def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
-    """`fused.delta_rule`."""
+    """`plain.fused.delta_rule`."""
     from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel as inverse_kernel
     from fla.ops.utils import chunk_local_cumsum
     from fla.ops.utils.constant import RCP_LN2

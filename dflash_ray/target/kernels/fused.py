@@ -1,7 +1,7 @@
-"""The functions of `fused` on CUDA, one Triton kernel each; attention and the delta rule are in modules of their own.
+"""The functions of `plain.fused` on CUDA, one Triton kernel each; attention and the delta rule have files of their own.
 
-Signatures and meaning are those of `fused`, whose functions are the twins these are tested against. A kernel reads every input once and
-writes every output once; inputs may be column slices of a joined product, so nothing is copied to be cut. Rows are tokens: no kernel's
+Signatures and meaning are those of `plain.fused`, whose functions are the twins these are tested against. A kernel reads every input once
+and writes every output once; inputs may be column slices of a joined product, so nothing is copied to be cut. Rows are tokens: no kernel's
 shape depends on how they fall into documents, and none is compiled anew for another number of tokens.
 """
 
@@ -13,9 +13,7 @@ import triton.language as tl
 
 from dflash_ray.target.kernels.attention import attention
 from dflash_ray.target.kernels.delta import delta_rule
-from dflash_ray.target.plain.fused import E4M3_MAX, Quantised
-
-__all__ = ["attention", "conv_heads", "decays", "delta_rule", "gate_output", "gated_norm", "rms_norm", "rotate_heads", "swiglu"]
+from dflash_ray.target.plain.fused import E4M3_MAX, Fused, Quantised
 
 KERNELS = {
     "attention": "varlen attention, norm with rotation, output gate: Triton",
@@ -275,3 +273,7 @@ def gated_norm(mixed: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
     grid = (tokens, triton.cdiv(heads, together))
     _gated_norm_kernel[grid](mixed, z, weight, out, scale, z.stride(0), heads, eps, fp8, dim, together, block, num_warps=8 if fp8 else 4)
     return _result(out, scale)
+
+
+def kernel_fused() -> Fused:
+    return Fused(rms_norm, swiglu, rotate_heads, attention, gate_output, conv_heads, decays, delta_rule, gated_norm, KERNELS)

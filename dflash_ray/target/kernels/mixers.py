@@ -1,6 +1,6 @@
 """The mixer functions on CUDA: torch's flash attention, flash-linear-attention's convolution and gated delta rule.
 
-Same signatures and meaning as the CPU functions in `mixers`. With `cu_seqlens` the kernels keep documents apart; without, rows are
+Same signatures and meaning as the functions of `plain.mixers`. With `cu_seqlens` the kernels keep documents apart; without, rows are
 documents. Key and value heads are never copied for the query or value heads they serve. Imported only when a target lies on a CUDA device.
 """
 
@@ -17,7 +17,7 @@ from dflash_ray.target.plain import mixers as plain
 from dflash_ray.target.plain.mixers import Mixers, Rows
 
 
-def mixers() -> Mixers:
+def kernel_mixers() -> Mixers:
     """Kernels where they are installed. The plain functions keep documents apart just as well, one at a time."""
     if importlib.util.find_spec("fla") is None:
         return Mixers(attention, plain.short_conv, plain.delta_rule, plain.delta_prefill)
@@ -68,7 +68,7 @@ def kernel_rows(bounds: np.ndarray, device: torch.device, *, delta: bool) -> Row
 
     Made on the host, once per batch: kernel libraries would otherwise ask the device for the number of chunks and wait for everything
     queued there. `delta_index`: bounds int64 [D+1]; document and number within it of every chunk, int64 [chunks, 2]; the documents, longest
-    first, int64 [D]. `query_blocks`: see `attention_cuda`.
+    first, int64 [D]. `query_blocks`: see `kernels.attention`.
     """
     lengths = np.diff(bounds)
 

@@ -1,8 +1,8 @@
-"""The memory-bound steps between matrix products, each one function, chosen by the device in one place.
+"""The memory-bound steps between matrix products, each one function.
 
-`fused_for(device)` is the only way to them: here they are plain torch, in `fused_cuda` the same functions as single kernels. All take one
-packed pass: T tokens of documents end to end, [T, ...], with `positions` int32 [T] counted from each document's start. Arithmetic is
-float32 whatever the dtype of the tensors, rounded once when it is stored.
+Here they are plain torch, in `kernels.fused` the same functions are single kernels; `devices.fused_for` chooses. All take one packed
+pass: T tokens of documents end to end, [T, ...], with `positions` int32 [T] counted from each document's start. Arithmetic is float32
+whatever the dtype of the tensors, rounded once when it is stored.
 
 With `fp8` a function returns `Quantised` rows for a product in 8 bits instead of a tensor.
 """
@@ -31,7 +31,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Fused:
-    """The functions of this module, in the variant of one device."""
+    """The functions of this file, plain or as kernels."""
 
     rms_norm: Callable[..., torch.Tensor | Quantised]
     swiglu: Callable[..., torch.Tensor | Quantised]
@@ -48,12 +48,7 @@ class Fused:
 KERNELS = {"attention": "plain torch", "delta": "plain torch"}
 
 
-def fused_for(device: torch.device) -> Fused:
-    if device.type == "cuda":
-        from dflash_ray.target.kernels import fused as source
-
-        parts = {name: getattr(source, name) for name in Fused.__dataclass_fields__ if name != "kernels"}
-        return Fused(**parts, kernels=source.KERNELS)
+def plain_fused() -> Fused:
     return Fused(rms_norm, swiglu, rotate_heads, attention, gate_output, conv_heads, decays, delta_rule, gated_norm, KERNELS)
 
 

@@ -1,9 +1,8 @@
-"""The three functions that mix tokens, chosen by the device in one place.
+"""The functions that mix tokens, in plain torch: what runs on a CPU, and the oracle of the kernels.
 
-`mixers_for(device)` is the only way to them: plain torch on a CPU, kernels on CUDA. On a CPU nothing of triton or flash-linear-attention
-is ever called, even where transformers has bound it at import. Each function takes `Rows`: either a rectangle whose rows are documents
-of their own (right padding is harmless, everything here is causal), or one row of documents end to end with `cu_seqlens`, none of which
-may see another. The CPU functions take `cu_seqlens` as seriously as the kernels do: what they compute is the oracle for both.
+`devices.mixers_for` chooses between them and the kernels. Each function takes `Rows`: either a rectangle whose rows are documents of
+their own (right padding is harmless, everything here is causal), or one row of documents end to end with `cu_seqlens`, none of which may
+see another. These functions take `cu_seqlens` as seriously as the kernels do.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Rows:
 
     cu_seqlens: torch.Tensor | None = None  # int32 [D+1] on the device, or None: every row is one document
     lengths: tuple[int, ...] = ()  # with cu_seqlens: tokens of each document
-    # what CUDA's kernels derive from cu_seqlens, made once per pass by `mixers_cuda.kernel_rows`
+    # what CUDA's kernels derive from cu_seqlens, made once per pass by `kernels.mixers.kernel_rows`
     delta_index: tuple[torch.Tensor, ...] | None = None
     query_blocks: torch.Tensor | None = None
 
@@ -52,16 +51,6 @@ class Mixers:
 def plain_mixers() -> Mixers:
     """Plain torch, on whatever device the tensors are: the only choice on a CPU, the oracle on a GPU."""
     return Mixers(attention, short_conv, delta_rule, delta_prefill)
-
-
-def mixers_for(device: torch.device) -> Mixers:
-    if device.type == "cpu":
-        return plain_mixers()
-    if device.type == "cuda":
-        from dflash_ray.target.kernels import mixers as mixers_cuda
-
-        return mixers_cuda.mixers()
-    raise ValueError(f"device {device}: targets run on cpu or cuda")
 
 
 def _per_document(rows: Rows, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
