@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_ray.config.schema import LossConfig
-from dflash_ray.draft.dflash.ops import product
+from dflash_ray.draft.dflash.ops import matmul
 from dflash_ray.linear import linear, takes_onednn
 
 
@@ -59,7 +59,7 @@ def plain_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | Non
         total = p.sub_(top[:, None]).exp_().sum(1)
         log_q -= total.log()
         if teacher is None and objective is not None:
-            # (p / total - one_hot) @ head, the division after the product: it then costs [r, H] instead of [r, V]
+            # (p / total - one_hot) @ head, the division after the matmul: it then costs [r, H] instead of [r, V]
             p.scatter_add_(1, label, -total[:, None])
             hard = linear(p.to(rows.dtype), head.T).to(p.dtype) / total[:, None]
         parts.append((log_q, guess, kl, tv, hard, *mixtures))
@@ -92,7 +92,7 @@ def _buffer(rows: Tensor, head: Tensor, chunk: int) -> Tensor:
 
 
 def _logits(rows: Tensor, head: Tensor, buffer: Tensor) -> Tensor:
-    """rows [r, H] -> logits [r, V], in the buffer where the product can write there: fresh memory costs as much as half of it on a CPU."""
+    """rows [r, H] -> logits [r, V], in the buffer where the matmul can write there: fresh memory costs as much as half of it on a CPU."""
     out = buffer[: len(rows)]
     if rows.dtype != out.dtype:
         return out.copy_(rows @ head.T)
@@ -124,7 +124,7 @@ def kernel_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | No
             parts.append(softmax_rows(*logits, tokens[part], objective is not None))
         for slopes, gradient in zip(logits, gradients, strict=False):
             if gradient is not None:
-                product(slopes, head, gradient[part])
+                matmul(slopes, head, gradient[part])
     columns = [torch.cat(column) for column in zip(*parts, strict=True)]
     if taught:
         by_anchors, by_weight = gradients

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_ray.config.schema import LossConfig
-from dflash_ray.draft.async_scalars import Reading
+from dflash_ray.draft.async_scalars import AsyncScalars
 from dflash_ray.draft.blocks.labels import Labels, dpace_weights
 from dflash_ray.draft.head import HeadPass, head_for
 from dflash_ray.draft.replay import PASSES, TOKENS
@@ -28,18 +28,18 @@ class Losses:
     def __init__(self, gradients: dict[str, Tensor], matches: Tensor, counts: dict[str, float], totals: dict[str, Tensor]) -> None:
         self.gradients, self.matches = gradients, matches
         self._counts, self._names = counts, list(totals)
-        self._reading = Reading(torch.stack([value.double() for value in totals.values()]))
+        self._totals = AsyncScalars(torch.stack([value.double() for value in totals.values()]))
 
     @property
     def sums(self) -> dict[str, float]:
         """Waits for the device: read it after everything else is queued."""
-        return self._counts | dict(zip(self._names, self._reading.read(), strict=True))
+        return self._counts | dict(zip(self._names, self._totals.wait(), strict=True))
 
 
 def block_losses(
     rows: Tensor, head: Tensor, labels: Labels, config: LossConfig, chunk: int, teacher: Tensor | None = None, gradients: bool = True
 ) -> Losses:
-    """Drafter output rows [R, H] at the label slots, head [V, H], teacher rows [R, H] where the objective needs them (dflash.md, loss).
+    """Drafter output rows [R, H] at the label slots, head [V, H], teacher rows [R, H] where the config needs them (dflash.md, objectives).
 
     Sums: the counts of `Labels.of`; `ce`, `kl`, `tv` weighted by decay, `dpace`, `dpace_kl` as D-PACE does; `correct` and `slot_correct.k`
     (argmax equals the label); `tau` (leading matches + 1 of complete blocks).

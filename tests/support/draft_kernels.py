@@ -74,10 +74,10 @@ def row_errors(device, dtype, count=37, size=300) -> dict[str, float]:
         turn = [angle.cos(), angle.sin()]
         exact_inputs = [part.double() for part in (x, *weights, *turn)]
         name = f"{queries}+{keys} heads"
-        out[name] = error(rows.turn_heads(x, *weights, *turn, queries, keys, eps), ops.turn_heads(*exact_inputs, queries, keys, eps))
+        out[name] = error(rows.norm_rope(x, *weights, *turn, queries, keys, eps), ops.norm_rope(*exact_inputs, queries, keys, eps))
         exact = grad.double()
-        ours_weights = rows.turn_heads_backward(x, *weights, *turn, queries, keys, eps, grad)
-        exact_weights = ops.turn_heads_backward(*exact_inputs, queries, keys, eps, exact)
+        ours_weights = rows.norm_rope_backward(x, *weights, *turn, queries, keys, eps, grad)
+        exact_weights = ops.norm_rope_backward(*exact_inputs, queries, keys, eps, exact)
         out[f"{name} backward"] = error(grad, exact)
         for kind, ours, theirs in zip(("query", "key"), ours_weights, exact_weights, strict=True):
             if kind == "key" or queries:

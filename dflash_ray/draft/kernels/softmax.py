@@ -1,7 +1,7 @@
 """Softmax over rows of logits in Triton: logits become, in their own memory, the gradient that goes back through the head.
 
 A row is read for its largest value and argmax, then read once more and overwritten with exp(logit - largest), while the sum is taken in
-float32 from the values before rounding. The label's entry gets the sum subtracted; the division by the sum happens after the product, on
+float32 from the values before rounding. The label's entry gets the sum subtracted; the division by the sum happens after the matmul, on
 [rows, H] instead of [rows, V]. So one bf16 buffer [chunk, V] is all that exists of the logits, and the head is used twice per row.
 
 With teacher rows two such buffers exist, and both rows of logits are read together, three times: for the largest values; for the sums and
