@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dflash_ray.target.plain.fused import Fused, plain_fused
-from dflash_ray.target.plain.mixers import Mixers, Rows, plain_mixers
+from dflash_ray.target.plain.mixers import DocumentBounds, Mixers, plain_mixers
 
 
 def mixers_for(device: torch.device) -> Mixers:
@@ -25,7 +25,7 @@ def mixers_for(device: torch.device) -> Mixers:
 
 
 def fused_for(device: torch.device) -> Fused:
-    """The steps between the matrix products of a packed pass."""
+    """The steps between the matmuls of a packed pass."""
     if device.type != "cuda":
         return plain_fused()
     from dflash_ray.target.kernels.fused import kernel_fused
@@ -33,11 +33,11 @@ def fused_for(device: torch.device) -> Fused:
     return kernel_fused()
 
 
-def rows_for(bounds: np.ndarray, device: torch.device, *, delta: bool) -> Rows:
+def bounds_for(bounds: np.ndarray, device: torch.device, *, delta: bool) -> DocumentBounds:
     """Documents of one packed pass at `bounds` int64 [D+1], with what the device's functions derive from them. `delta`: some layer is a
     gated delta net."""
     if device.type != "cuda":
-        return Rows(torch.from_numpy(bounds.astype(np.int32)), tuple(np.diff(bounds).tolist()))
-    from dflash_ray.target.kernels.mixers import kernel_rows
+        return DocumentBounds(torch.from_numpy(bounds.astype(np.int32)), tuple(np.diff(bounds).tolist()))
+    from dflash_ray.target.kernels.mixers import kernel_bounds
 
-    return kernel_rows(bounds, device, delta=delta)
+    return kernel_bounds(bounds, device, delta=delta)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dflash_ray.target.plain.fused import Fused, Quantised, plain_fused
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 # bf16 keeps 8 bits (half a step is at most 2^-8 of a value), e4m3 keeps 4 (2^-4); Triton's interpreter cuts bits off where a GPU rounds
 BF16, FP8 = 3e-3, 4e-2
@@ -26,17 +26,19 @@ def positions_of(lengths) -> torch.Tensor:
 
 def norm_cases(draw):
     """(name, arguments, keyword arguments, oracle); oracle gives the tensors, in float64, that the call returns or changes."""
-    x, extra, gain = draw(6, 40), draw(6, 40), draw(40).float()
+    x, extra, weight = draw(6, 40), draw(6, 40), draw(40).float()
 
     def oracle(rows):
-        return [
-            [v / math.sqrt(sum(w * w for w in row) / len(row) + 1e-6) * g for v, g in zip(row, gain.tolist(), strict=True)] for row in rows
-        ]
+        out = []
+        for row in rows:
+            rms = math.sqrt(sum(v * v for v in row) / len(row) + 1e-6)
+            out.append([v / rms * w for v, w in zip(row, weight.tolist(), strict=True)])
+        return out
 
-    yield "rms_norm", (x, gain, 1e-6), {}, lambda: oracle(x.double().tolist())
+    yield "rms_norm", (x, weight, 1e-6), {}, lambda: oracle(x.double().tolist())
     stored = (x.float() + extra.float()).to(x.dtype).double().tolist()
-    yield "rms_norm", (x.clone(), gain, 1e-6), {"add": extra}, lambda: (oracle(stored), stored)
-    yield "rms_norm", (x, gain, 1e-6), {"fp8": True}, lambda: oracle(x.double().tolist())
+    yield "rms_norm", (x.clone(), weight, 1e-6), {"add": extra}, lambda: (oracle(stored), stored)
+    yield "rms_norm", (x, weight, 1e-6), {"fp8": True}, lambda: oracle(x.double().tolist())
 
 
 def gate_cases(draw):
@@ -81,23 +83,23 @@ def rotation_cases(draw):
     angle = torch.tensor([[p * r for r in rates] for p in range(64)], dtype=torch.float64)
     cos, sin = angle.cos().float(), angle.sin().float()
     table = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-    for gain in (None, draw(3, dim).float()):
+    for weight in (None, draw(3, dim).float()):
         joined = draw(len(positions), 5 * dim)
 
-        def oracle(joined=joined, gain=gain):
+        def oracle(joined=joined, weight=weight):
             out = joined.double().tolist()
             for token, row in enumerate(out):
                 for head in range(3):
                     values = row[head * dim : (head + 1) * dim]
-                    if gain is not None:
+                    if weight is not None:
                         rms = math.sqrt(sum(v * v for v in values) / dim + 1e-6)
-                        values = [v / rms * g for v, g in zip(values, gain[head].tolist(), strict=True)]
+                        values = [v / rms * w for v, w in zip(values, weight[head].tolist(), strict=True)]
                     for i in range(dim // 2):
                         turned = complex(values[i], values[i + dim // 2]) * cmath.exp(1j * positions[token].item() * rates[i])
                         row[head * dim + i], row[head * dim + i + dim // 2] = turned.real, turned.imag
             return out
 
-        yield "rotate_heads", (joined, 3, dim, gain, 1e-6, *table, positions), {}, oracle
+        yield "norm_rope", (joined, 3, dim, weight, 1e-6, *table, positions), {}, oracle
 
 
 def conv_cases(draw):
@@ -199,10 +201,10 @@ def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_h
     joined = torch.randn(int(MIXED.sum()), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     bounds = np.concatenate([[0], np.cumsum(MIXED)])
     blocks = torch.from_numpy(kernels.query_blocks(MIXED, device)).to(device)
-    rows = Rows(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
+    cut = DocumentBounds(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
     widths = (heads * dim, kv_heads * dim, kv_heads * dim)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.to(device).split(widths, -1))
-    found = kernels.attention(q, k, v, scale=0.3, window=window, rows=rows)
+    found = kernels.attention(q, k, v, scale=0.3, window=window, bounds=cut)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.double().split(widths, -1))
     expected = torch.zeros(len(joined), heads, dim, dtype=torch.float64)
     for start, end in zip(bounds, bounds[1:], strict=False):
@@ -244,10 +246,10 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
                 inverse[part, head, : len(system)] = torch.linalg.inv(system + torch.eye(len(system))).tril().to(dtype)
                 summed[part, head] = (decay / math.log(2)).float()
     if device.type == "cuda":
-        from dflash_ray.target.kernels.mixers import kernel_rows
+        from dflash_ray.target.kernels.mixers import kernel_bounds
 
-        rows = kernel_rows(bounds.astype(np.int64), device, delta=True)
-        found = kernels.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), rows=rows)
+        cut = kernel_bounds(bounds.astype(np.int64), device, delta=True)
+        found = kernels.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), bounds=cut)
     else:
         order = torch.from_numpy(np.argsort(-MIXED))
         found = kernels.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
