@@ -261,7 +261,7 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
 def compare_all(device: torch.device) -> None:
     """Everything of the fast path that is a kernel."""
     compare_kernels(device)
-    # Triton's interpreter takes the operands of a bf16 product for integers
+    # Triton's interpreter takes the operands of a bf16 matmul for integers
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     for heads, kv_heads, dim, window in ((4, 2, 16, None), (2, 1, 24, None), (2, 2, 16, 9), (2, 1, 16, 130)):
         compare_attention(device, dtype, heads, kv_heads, dim, window)
