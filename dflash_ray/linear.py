@@ -1,6 +1,6 @@
 """x @ weight.T in float32 on a CPU, by the faster of the two libraries that torch brings.
 
-torch hands float32 products to MKL, which on AMD processors stays with AVX2: 98 GFLOP/s on one core of an EPYC, where oneDNN's AVX-512
+torch hands float32 matmuls to MKL, which on AMD processors stays with AVX2: 98 GFLOP/s on one core of an EPYC, where oneDNN's AVX-512
 kernels reach 220. So on such a processor `linear` calls oneDNN, forward and backward; everywhere else it is `F.linear`. oneDNN compiles a
 kernel for every shape (0.4 ms) and keeps 1,024, so rows are padded to a few sizes. The choice depends on the processor and the shape
 alone: equal runs stay equal bit by bit.
@@ -22,7 +22,7 @@ _STEPS = 16  # sizes per doubling of the number of rows: at most a sixteenth of 
 
 @functools.cache
 def prefers_onednn() -> bool:
-    """Whether this processor runs float32 products faster in oneDNN than in MKL."""
+    """Whether this processor runs float32 matmuls faster in oneDNN than in MKL."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
@@ -43,12 +43,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Product.apply(x, weight) if bias is None else F.linear(x, weight, bias)
+        return _OnednnLinear.apply(x, weight) if bias is None else F.linear(x, weight, bias)
     rows = x.numel() // x.shape[-1]
-    return _product(_padded(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+    return _onednn_linear(_padded(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -60,12 +60,12 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
-class _Product(torch.autograd.Function):
+class _OnednnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         rows = x.numel() // x.shape[-1]
-        return _product(_padded(x.reshape(rows, -1)), weight)[:rows].view(*x.shape[:-1], -1)
+        return _onednn_linear(_padded(x.reshape(rows, -1)), weight)[:rows].view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -74,14 +74,14 @@ class _Product(torch.autograd.Function):
         flat = _padded(gradient.reshape(rows, -1))
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = _product(flat, weight.t())[:rows].view(x.shape)
+            of_x = _onednn_linear(flat, weight.t())[:rows].view(x.shape)
         if ctx.needs_input_grad[1]:
-            of_weight = _product(flat.t(), _padded(x.reshape(rows, -1)).t())
+            of_weight = _onednn_linear(flat.t(), _padded(x.reshape(rows, -1)).t())
         return of_x, of_weight
 
 
 class FrozenLinear:
-    """A frozen matrix [out, in] and bias that many products read: `linear`, and on a CPU fast for few rows too.
+    """A frozen matrix [out, in] and bias that many matmuls read: `linear`, and on a CPU fast for few rows too.
 
     One to three rows, the case of decoding, are bound by reading the weight and are fastest from a transposed copy (0.45 instead of
     0.8 ms for 5 million weights); a block of rows is fastest in oneDNN from a packed copy (1.2 instead of 2.1 ms for 8 rows), unless the
@@ -109,6 +109,6 @@ class FrozenLinear:
                 out = out if self.bias is None else out + self.bias
                 return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
             if self._packed is not None and rows < FEW_ROWS:
-                out = _product(x.view(rows, -1), self._packed, self.bias)
+                out = _onednn_linear(x.view(rows, -1), self._packed, self.bias)
                 return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
         return linear(x, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Products by either library are the same numbers, in both directions, for any number of rows."""
+"""Matmuls by either library are the same numbers, in both directions, for any number of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_ray.linear import FrozenLinear, linear, prefers_onednn
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 8, 15, 16, 17, 63, 64, 300, 1025])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_are_right_for_any_number_of_rows(rows, bias):
+def test_matmuls_are_right_for_any_number_of_rows(rows, bias):
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, 200), torch.randn(320, 200)
     offset = torch.randn(320) if bias else None
@@ -41,7 +41,7 @@ def test_gradients_are_those_of_float64(shape):
     assert torch.equal(other.grad, x.grad)
 
 
-def test_the_same_product_has_the_same_bits_whatever_ran_before():
+def test_the_same_matmul_has_the_same_bits_whatever_ran_before():
     torch.manual_seed(0)
     weight, x = torch.randn(300, 48), torch.randn(333, 48)
     first = linear(x, weight)

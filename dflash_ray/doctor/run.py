@@ -12,7 +12,7 @@ from dflash_ray.draft.dflash.memory import memory_estimate
 from dflash_ray.planning.memory import GIB, SHM_SHARE, RunMemory, refuse_what_cannot_fit
 from dflash_ray.run.checks import check_data
 from dflash_ray.run.spec import RunSpec
-from dflash_ray.target.weights import Checkpoint
+from dflash_ray.target.weights import WeightFiles
 
 STORE_OF_RAM = 0.3  # what Ray gives its object store by default, and never more than /dev/shm has
 FULL = 0.95  # of a file system: from here on Ray puts no more objects there
@@ -25,7 +25,7 @@ def target_folder(spec: RunSpec) -> Finding:
         return Finding(name, "n/a", "no target.path: weights are random")
     again = "copy or download the folder again"
     try:
-        checkpoint = Checkpoint(path)
+        checkpoint = WeightFiles(path)
     except ValueError as error:
         return Finding(name, "blocker", str(error).removeprefix("target.path: "), again)
     files = checkpoint.files

@@ -1,7 +1,7 @@
 """Numbers on their way from the device to the host.
 
-`tensor.tolist()` waits for everything queued so far, and the device then idles until the host has queued more. A `Reading` is started when
-its numbers are made and read when the work behind them is queued; it waits for its numbers alone.
+`tensor.tolist()` waits for everything queued so far, and the device then idles until the host has queued more. `AsyncScalars` start on
+their way when they are made and are waited for when the work behind them is queued; they wait for nothing but themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Reading:
+class AsyncScalars:
     """Copies `numbers` (any shape) to the host, behind what the current stream has to do."""
 
     def __init__(self, numbers: Tensor) -> None:
@@ -21,7 +21,7 @@ class Reading:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
-    def read(self) -> list[float] | float:
+    def wait(self) -> list[float] | float:
         """The numbers, as `tolist` gives them."""
         if self._arrived is not None:
             self._arrived.synchronize()

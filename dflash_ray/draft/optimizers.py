@@ -26,7 +26,7 @@ STATE_PARTS = ("exp_avg", "exp_avg_sq", "step", "momentum")
 class Optimizer:
     """Moves float32 parameters, either by their `grad` (`step`) or, on a GPU with AdamW, in one pass (`step_in_one_pass`).
 
-    `copies` are what products read of some parameters, in another dtype; they are rewritten with every update.
+    `copies` are what matmuls read of some parameters, in another dtype; they are rewritten with every update.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Muon:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """[n, r, c] -> float32 [n, r, c] with singular values near 1; bf16 products on a GPU, float32 on a CPU."""
+    """[n, r, c] -> float32 [n, r, c] with singular values near 1; bf16 matmuls on a GPU, float32 on a CPU."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)

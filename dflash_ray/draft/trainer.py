@@ -26,7 +26,7 @@ from torch import Tensor
 from dflash_ray.config.schema import Config
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.arrival import FeatureError, Staged, check_features
-from dflash_ray.draft.async_scalars import Reading
+from dflash_ray.draft.async_scalars import AsyncScalars
 from dflash_ray.draft.blocks.labels import Labels, decay_gamma
 from dflash_ray.draft.blocks.mask import Blocks
 from dflash_ray.draft.dflash.export import check_warm_start, read_tensors
@@ -127,9 +127,9 @@ class DraftTrainer:
         std = noise_std(self.config.noise, self.step, self.total_steps)
         features = add_noise(staged.features, staged.batch, std, self.config.run.seed, len(self.shape.target_layer_ids)).to(self.dtype)
         if self.fused is None:
-            rows, kept = self.model(features, staged.blocks, self.embed, labels.rows), None
+            rows, kept = self.model(features, staged.blocks, self.embed, labels.slots), None
         else:
-            rows, kept = self.fused.forward(features, staged.blocks, self.embed, labels.rows)
+            rows, kept = self.fused.forward(features, staged.blocks, self.embed, labels.slots)
         losses = block_losses(rows.detach(), self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher)
         for divisor in self._divisors:
             self._divisors[divisor] += labels.counts[divisor]
@@ -188,9 +188,9 @@ class DraftTrainer:
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.optimizer.one_pass:
             norm = norm * scale
-            reading = Reading(norm)
+            on_its_way = AsyncScalars(norm)
             self.optimizer.step_in_one_pass(gradients, scale, norm, factor, self.updates + 1)
-            return reading.read()
+            return on_its_way.wait()
         norm = float(norm) * scale
         if math.isfinite(norm):
             torch._foreach_mul_(gradients, scale * min(1.0, self.config.optimizer.clip / (norm + 1e-12)))
@@ -231,7 +231,7 @@ class DraftTrainer:
         if not labels.count:
             return empty_sums(labels)
         staged.use()
-        rows = self.serving_model(staged.features.to(self.dtype), staged.blocks, self.embed, labels.rows)
+        rows = self.serving_model(staged.features.to(self.dtype), staged.blocks, self.embed, labels.slots)
         losses = block_losses(rows, self.head, labels, self.config.loss, self.config.train.head_chunk, staged.teacher, gradients=False)
         return losses.sums | replay(staged.batch, losses.matches.cpu().numpy())
 

@@ -23,7 +23,7 @@ from dflash_ray.data.prepare.rows import Refused, decode_row, find_files, is_bla
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.locks import take_lock
 from dflash_ray.target.shape import TargetShape
-from dflash_ray.target.weights import Checkpoint
+from dflash_ray.target.weights import WeightFiles
 
 _ATTEMPTS = 3
 
@@ -182,7 +182,7 @@ def _read(raw: Any) -> tuple[dict[str, Any], Conversation]:
 
 def _made_with(settings: GenerateSettings, tokenizer: ChatTokenizer) -> str:
     """What besides the conversation decides an answer."""
-    weights = Checkpoint(settings.target).fingerprint()
+    weights = WeightFiles(settings.target).fingerprint()
     config = (settings.target / "config.json").read_bytes()
     sampling = (settings.temperature, settings.seed if settings.temperature > 0 else None, settings.max_new_tokens)
     return hashlib.sha256(repr((weights, config, tokenizer.fingerprint(), sampling)).encode()).hexdigest()

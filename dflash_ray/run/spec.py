@@ -89,6 +89,6 @@ def with_weights(spec: RunSpec) -> RunSpec:
 
 def weights_fingerprint(config: Config) -> str:
     """Of the target's weights, as `target.path` holds them now; empty where they are random."""
-    from dflash_ray.target.weights import Checkpoint
+    from dflash_ray.target.weights import WeightFiles
 
-    return "" if config.target.weights == "random" else Checkpoint(config.target.path).fingerprint()
+    return "" if config.target.weights == "random" else WeightFiles(config.target.path).fingerprint()

@@ -28,7 +28,7 @@ from dflash_ray.serve.state import TargetState
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
 from dflash_ray.target.shape import TargetShape, read_target_shape
-from dflash_ray.target.weights import Checkpoint
+from dflash_ray.target.weights import WeightFiles
 
 # four steps of bf16 (8 bits of mantissa) relative to the larger logit
 UNDECIDED = 2.0**-5
@@ -137,7 +137,7 @@ def check_settings(settings: EvaluateSettings, target_shape: TargetShape) -> Non
 def other_target(settings: EvaluateSettings) -> bool | None:
     """Whether the drafter was trained for other weights than the target's; None where its folder does not tell."""
     theirs = trained_for(settings.drafter)
-    return None if theirs is None else theirs != Checkpoint(settings.target).fingerprint()
+    return None if theirs is None else theirs != WeightFiles(settings.target).fingerprint()
 
 
 def load_pair(settings: EvaluateSettings, target_shape: TargetShape) -> tuple[FrozenTarget, ServedDrafter]:

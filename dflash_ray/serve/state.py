@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from dflash_ray.serve.cache_slots import CacheSlots, attend
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Rotation
 from dflash_ray.target.model import FrozenTarget
-from dflash_ray.target.plain.mixers import Mixers, Rows, conv_valid, decayed, delta_chunk, delta_heads, delta_state, delta_step
+from dflash_ray.target.plain.mixers import DocumentBounds, Mixers, conv_valid, decayed, delta_chunk, delta_heads, delta_state, delta_step
 
 
 class AttentionCache:
@@ -28,7 +28,7 @@ class AttentionCache:
         q, k, v, gate = self.mixer.project(x, rotate)
         for buffer, new in ((self.keys, k), (self.values, v)):
             buffer[rows, :, : x.shape[1]] = new.transpose(1, 2)
-        return self.mixer.finish(mixers.attention(q, k, v, scale=self.mixer.scale, window=self.mixer.window, rows=Rows()), gate)
+        return self.mixer.finish(mixers.attention(q, k, v, scale=self.mixer.scale, window=self.mixer.window, bounds=DocumentBounds()), gate)
 
     def append(self, x: torch.Tensor, rotate: Rotation, cache_slots: CacheSlots) -> torch.Tensor:
         q, k, v, gate = self.mixer.project(x, rotate)
@@ -52,7 +52,7 @@ class DeltaCache:
         mixer = self.mixer
         mixed, z, g, beta = mixer.project(x)
         real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        qk, v = mixer.heads(mixers.short_conv(mixed, mixer.w_conv, rows=Rows()))
+        qk, v = mixer.heads(mixers.short_conv(mixed, mixer.w_conv, bounds=DocumentBounds()))
         q, k = qk.chunk(2, 2)
         out, state = mixers.delta_prefill(q, k, v, g * real[..., None], beta * real[..., None])
         last = lengths[:, None] + torch.arange(self.past, device=x.device)  # the W-1 inputs before each row's end, in padded coordinates

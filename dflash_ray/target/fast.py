@@ -2,7 +2,7 @@
 
 A `FastLayer` shares its weights with the plain `Layer` it is made from and computes the same function on one row of documents end to end;
 the plain layer, run document by document, is the oracle it is compared with, in tests and at every start (`self_test`). Per layer there are
-four matrix products, the mixing itself and four to six memory-bound kernels; nothing asks the device for a number, so the host runs ahead.
+four matmuls, the mixing itself and four to six memory-bound kernels; nothing asks the device for a number, so the host runs ahead.
 A padded batch is the special case of documents of equal length.
 """
 
@@ -15,17 +15,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dflash_ray.target.devices import bounds_for
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, RmsNorm
-from dflash_ray.target.matmul import Product, Product8, Stream
+from dflash_ray.target.matmul import Fp8Matmul, Matmul, ResidualStream
 from dflash_ray.target.plain.fused import Fused, Quantised
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 
 @dataclass(frozen=True)
 class Documents:
     """How T tokens fall into documents, on the device, with everything that any layer derives from it."""
 
-    rows: Rows
+    bounds: DocumentBounds
     positions: torch.Tensor  # int32 [T], from each document's start
     cos: torch.Tensor  # float32 [positions, D] and sin, as `FrozenTarget.rotary_table` gives them
     sin: torch.Tensor
@@ -36,79 +37,77 @@ def documents(lengths: np.ndarray, device: torch.device, table: tuple[torch.Tens
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     positions = torch.from_numpy((np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)).astype(np.int32))
     if device.type == "cuda":
-        from dflash_ray.target.kernels.mixers import kernel_rows
-
-        return Documents(kernel_rows(bounds, device, delta=delta), positions.pin_memory().to(device, non_blocking=True), *table)
-    return Documents(Rows(torch.from_numpy(bounds.astype(np.int32)), tuple(lengths.tolist())), positions, *table)
+        positions = positions.pin_memory().to(device, non_blocking=True)
+    return Documents(bounds_for(bounds, device, delta=delta), positions, *table)
 
 
 def _without_matrices(mixer: Attention | GatedDeltaNet) -> Attention | GatedDeltaNet:
-    """Sizes, gains and rates of a mixer; its matrices live on only if someone else holds them."""
+    """Sizes, norm weights and rates of a mixer; its matrices live on only if someone else holds them."""
     light = copy.copy(mixer)
-    light.enter = light.leave = None
+    light.in_proj = light.out_proj = None
     return light
 
 
 class FastAttention:
-    def __init__(self, mixer: Attention, product: type[Product | Product8]) -> None:
+    def __init__(self, mixer: Attention, matmul: type[Matmul | Fp8Matmul]) -> None:
         self.shape = _without_matrices(mixer)
-        self.into = product(mixer.enter.weight, mixer.enter.bias)
-        self.out = product(mixer.leave.weight, mixer.leave.bias)
+        self.in_proj = matmul(mixer.in_proj.weight, mixer.in_proj.bias)
+        self.out_proj = matmul(mixer.out_proj.weight, mixer.out_proj.bias)
 
     def __call__(self, x: torch.Tensor | Quantised, docs: Documents, fused: Fused) -> torch.Tensor | Quantised:
-        """Normed stream -> input of the output product [T, N*D]."""
+        """Normed stream -> input of the output matmul [T, N*D]."""
         mixer = self.shape
-        joined = self.into(x)
+        joined = self.in_proj(x)
         n, m, dim = mixer.heads, mixer.kv_heads, mixer.head_dim
-        fused.rotate_heads(joined, n + m, dim, mixer.qk_gain, mixer.eps, docs.cos, docs.sin, docs.positions)
+        fused.norm_rope(joined, n + m, dim, mixer.qk_weight, mixer.eps, docs.cos, docs.sin, docs.positions)
         q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined[:, : (n + 2 * m) * dim].split((n * dim, m * dim, m * dim), -1))
-        mixed = fused.attention(q, k, v, scale=mixer.scale, window=mixer.window, rows=docs.rows)
-        return fused.gate_output(mixed, joined[:, (n + 2 * m) * dim :] if mixer.gated else None, fp8=self.out.fp8)
+        mixed = fused.attention(q, k, v, scale=mixer.scale, window=mixer.window, bounds=docs.bounds)
+        return fused.gate_output(mixed, joined[:, (n + 2 * m) * dim :] if mixer.gated else None, fp8=self.out_proj.fp8)
 
 
 class FastDeltaNet:
-    def __init__(self, mixer: GatedDeltaNet, product: type[Product | Product8]) -> None:
+    def __init__(self, mixer: GatedDeltaNet, matmul: type[Matmul | Fp8Matmul]) -> None:
         self.shape = _without_matrices(mixer)
         self.w_conv = mixer.w_conv.t().contiguous()  # [taps, C]: a kernel reads neighbouring channels together
-        self.into = product(mixer.enter.weight, None)
-        self.out = product(mixer.leave.weight, None)
+        self.in_proj = matmul(mixer.in_proj.weight, None)
+        self.out_proj = matmul(mixer.out_proj.weight, None)
 
     def __call__(self, x: torch.Tensor | Quantised, docs: Documents, fused: Fused) -> torch.Tensor | Quantised:
         mixer = self.shape
-        joined = self.into(x)
+        joined = self.in_proj(x)
         _, z, b, a = joined.split(mixer.sizes, -1)
         q, k, v = fused.conv_heads(joined, self.w_conv, mixer.k_heads, mixer.k_dim, mixer.v_heads, mixer.v_dim, docs.positions)
         g, beta = fused.decays(b, a, mixer.rate, mixer.dt_bias)
-        mixed = fused.delta_rule(q, k, v, g, beta, rows=docs.rows)
-        return fused.gated_norm(mixed, z, mixer.norm_weight, mixer.norm_eps, fp8=self.out.fp8)
+        mixed = fused.delta_rule(q, k, v, g, beta, bounds=docs.bounds)
+        return fused.gated_norm(mixed, z, mixer.norm_weight, mixer.norm_eps, fp8=self.out_proj.fp8)
 
 
 class FastLayer:
     """`layer` for one packed pass; `fp8` keeps copies of the weights in e4m3 and nothing of the originals' matrices."""
 
     def __init__(self, layer: Layer, fused: Fused, *, fp8: bool = False) -> None:
-        product = Product8 if fp8 else Product
+        matmul = Fp8Matmul if fp8 else Matmul
         self.fused = fused
         self.input_norm, self.post_norm = layer.input_norm, layer.post_norm
         kind = FastAttention if isinstance(layer.mixer, Attention) else FastDeltaNet
-        self.mixer = kind(layer.mixer, product)
+        self.mixer = kind(layer.mixer, matmul)
         self.dense = isinstance(layer.mlp, Mlp)
         if self.dense:
             mlp = layer.mlp
-            self.into, self.out = product(mlp.enter.weight, mlp.enter.bias), product(mlp.leave.weight, mlp.leave.bias)
+            self.in_proj, self.out_proj = matmul(mlp.in_proj.weight, mlp.in_proj.bias), matmul(mlp.out_proj.weight, mlp.out_proj.bias)
         else:
             self.experts = layer.mlp
 
-    def normed(self, stream: Stream, norm: RmsNorm, *, fp8: bool) -> torch.Tensor | Quantised:
-        return self.fused.rms_norm(stream.x, norm.gain, norm.eps, add=stream.take_pending(), fp8=fp8)
+    def normed(self, stream: ResidualStream, norm: RmsNorm, *, fp8: bool) -> torch.Tensor | Quantised:
+        return self.fused.rms_norm(stream.x, norm.weight, norm.eps, add=stream.take_pending(), fp8=fp8)
 
-    def __call__(self, stream: Stream, docs: Documents) -> None:
+    def __call__(self, stream: ResidualStream, docs: Documents) -> None:
         """Adds the layer's update to the stream [T, H]."""
-        mixed = self.mixer(self.normed(stream, self.input_norm, fp8=self.mixer.into.fp8), docs, self.fused)
-        self.mixer.out.add_to(stream, mixed)
+        mixed = self.mixer(self.normed(stream, self.input_norm, fp8=self.mixer.in_proj.fp8), docs, self.fused)
+        self.mixer.out_proj.add_to(stream, mixed)
         if self.dense:
-            gate_up = self.into(self.normed(stream, self.post_norm, fp8=self.into.fp8))
-            self.out.add_to(stream, self.fused.swiglu(gate_up, fp8=self.out.fp8))
+            gate_up = self.in_proj(self.normed(stream, self.post_norm, fp8=self.in_proj.fp8))
+            self.out_proj.add_to(stream, self.fused.swiglu(gate_up, fp8=self.out_proj.fp8))
         else:
             stream.pending = self.experts(self.normed(stream, self.post_norm, fp8=False))
 
@@ -121,7 +120,7 @@ def run_layers(
 
     real: int64 [tokens], which of the T each row of `out` is; None for all of them in order.
     """
-    stream = Stream(F.embedding(ids, embedding))
+    stream = ResidualStream(F.embedding(ids, embedding))
     width = embedding.shape[1]
     for index, layer in enumerate(layers):
         layer(stream, docs)

@@ -1,6 +1,6 @@
 """Decoder layers of the frozen target, reduced to what a forward pass needs.
 
-A transformers layer is taken apart once, at load: its projections are joined into one matrix each (one product instead of three to
+A transformers layer is taken apart once, at load: its projections are joined into one matrix each (one matmul instead of three to
 five), its norms and MoE blocks are kept. Every mixer is `project` -> mixing -> `finish`, so that the packed pass, the padded pass and
 cached decoding differ in the middle only. Tensors are [B, T, ...]; a packed batch is B = 1.
 """
@@ -16,31 +16,31 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflash_ray.linear import FrozenLinear
-from dflash_ray.target.plain.mixers import Mixers, Rows
+from dflash_ray.target.plain.mixers import DocumentBounds, Mixers
 
 
 class RmsNorm:
-    """x / rms(x) * gain in float32, returned in x's dtype.
+    """x / rms(x) * weight in float32, returned in x's dtype.
 
-    The gain is measured, not assumed: some families store it as the weight, others as weight - 1. Whichever reproduces the module's own
-    output is taken; a module that follows neither is refused.
+    What a module stores is measured, not assumed: some families store the weight, others the weight - 1. Whichever reproduces the module's
+    own output is taken; a module that follows neither is refused.
     """
 
     def __init__(self, module: nn.Module, eps: float) -> None:
         probe_module = copy.deepcopy(module).float().cpu()
-        weight = probe_module.weight.detach()
-        probe = torch.linspace(-2.0, 3.0, weight.numel()).reshape(1, -1)
+        stored = probe_module.weight.detach()
+        probe = torch.linspace(-2.0, 3.0, stored.numel()).reshape(1, -1)
         expected = probe_module(probe).detach()
-        for gain in (weight, 1.0 + weight):
-            if torch.allclose(F.rms_norm(probe, (weight.numel(),), gain, eps), expected, rtol=1e-4, atol=1e-5):
-                self.gain = gain.to(module.weight.device)
+        for weight in (stored, 1.0 + stored):
+            if torch.allclose(F.rms_norm(probe, (stored.numel(),), weight, eps), expected, rtol=1e-4, atol=1e-5):
+                self.weight = weight.to(module.weight.device)
                 self.eps = eps
-                self.shape = (weight.numel(),)
+                self.shape = (stored.numel(),)
                 return
         raise ValueError(f"target.path: {type(module).__name__} is not x / rms(x) times weight or 1 + weight; this family is not supported")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), self.shape, self.gain, self.eps).to(x.dtype)
+        return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -115,21 +115,21 @@ class Attention:
             return parts + ([q[:, self.head_dim :]] if self.gated else [])
 
         bias = None if module.q_proj.bias is None else torch.cat([part.flatten() for part in rows("bias")])
-        self.enter = FrozenLinear(torch.cat([part.flatten(0, 1) for part in rows("weight")]), bias)
-        self.leave = FrozenLinear(module.o_proj.weight, module.o_proj.bias)
+        self.in_proj = FrozenLinear(torch.cat([part.flatten(0, 1) for part in rows("weight")]), bias)
+        self.out_proj = FrozenLinear(module.o_proj.weight, module.o_proj.bias)
         self.eps = eps
-        self.qk_gain = None
+        self.qk_weight = None
         if hasattr(module, "q_norm"):
-            gains = [RmsNorm(norm, eps).gain[order].expand(n, -1) for norm, n in ((module.q_norm, heads), (module.k_norm, kv_heads))]
-            self.qk_gain = torch.cat(gains)  # [N + Nkv, D]
+            norms = (module.q_norm, heads), (module.k_norm, kv_heads)
+            self.qk_weight = torch.cat([RmsNorm(norm, eps).weight[order].expand(n, -1) for norm, n in norms])  # [N + Nkv, D]
 
     def project(self, x: torch.Tensor, rotate: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """x [...,H] -> rotated q [...,N,D] and k [...,Nkv,D], v [...,Nkv,D], and the gate [...,N*D] or None."""
-        joined = self.enter(x).view(*x.shape[:-1], -1, self.head_dim)
+        joined = self.in_proj(x).view(*x.shape[:-1], -1, self.head_dim)
         n, m = self.heads, self.kv_heads
         qk = joined[..., : n + m, :]
-        if self.qk_gain is not None:
-            qk = (F.rms_norm(qk.float(), (self.head_dim,), None, self.eps) * self.qk_gain).to(x.dtype)
+        if self.qk_weight is not None:
+            qk = (F.rms_norm(qk.float(), (self.head_dim,), None, self.eps) * self.qk_weight).to(x.dtype)
         qk = rotate(qk)
         gate = joined[..., n + 2 * m :, :].flatten(-2) if self.gated else None
         return qk[..., :n, :], qk[..., n:, :], joined[..., n + m : n + 2 * m, :], gate
@@ -139,11 +139,11 @@ class Attention:
         mixed = mixed.flatten(-2)
         if gate is not None:
             mixed = mixed * gate.sigmoid()
-        return self.leave(mixed)
+        return self.out_proj(mixed)
 
-    def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotate: Rotation, bounds: DocumentBounds, mixers: Mixers) -> torch.Tensor:
         q, k, v, gate = self.project(x, rotate)
-        return self.finish(mixers.attention(q, k, v, scale=self.scale, window=self.window, rows=rows), gate)
+        return self.finish(mixers.attention(q, k, v, scale=self.scale, window=self.window, bounds=bounds), gate)
 
 
 class GatedDeltaNet:
@@ -156,18 +156,18 @@ class GatedDeltaNet:
         self.k_dim, self.v_dim = module.head_k_dim, module.head_v_dim
         self.conv_dim = module.conv_dim
         parts = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
-        self.enter = FrozenLinear(torch.cat([part.weight for part in parts]))
+        self.in_proj = FrozenLinear(torch.cat([part.weight for part in parts]))
         self.sizes = [part.weight.shape[0] for part in parts]
         self.w_conv = module.conv1d.weight.squeeze(1)  # [C, W]
         # float32: in 16 bits exp(A_log) would move every decay
         self.rate = -module.A_log.float().exp()
         self.dt_bias = module.dt_bias.float()
         self.norm_weight, self.norm_eps = module.norm.weight.float(), module.norm.variance_epsilon
-        self.leave = FrozenLinear(module.out_proj.weight)
+        self.out_proj = FrozenLinear(module.out_proj.weight)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [...,H] -> input of the convolution [...,C], output gate z [...,Nv*Dv], g and beta float32 [...,Nv]."""
-        mixed, z, b, a = self.enter(x).split(self.sizes, dim=-1)
+        mixed, z, b, a = self.in_proj(x).split(self.sizes, dim=-1)
         return mixed, z, self.rate * F.softplus(a.float() + self.dt_bias), b.float().sigmoid()
 
     def heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,13 +179,13 @@ class GatedDeltaNet:
         """mixed [...,Nv,Dv] -> [...,H]."""
         normed = F.rms_norm(mixed.float(), (self.v_dim,), self.norm_weight, self.norm_eps)
         gated = normed.flatten(-2) * F.silu(z.float())
-        return self.leave(gated.to(z.dtype))
+        return self.out_proj(gated.to(z.dtype))
 
-    def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotate: Rotation, bounds: DocumentBounds, mixers: Mixers) -> torch.Tensor:
         mixed, z, g, beta = self.project(x)
-        qk, v = self.heads(mixers.short_conv(mixed, self.w_conv, rows=rows))
+        qk, v = self.heads(mixers.short_conv(mixed, self.w_conv, bounds=bounds))
         q, k = qk.chunk(2, 2)
-        return self.finish(mixers.delta_rule(q, k, v, g, beta, rows=rows), z)
+        return self.finish(mixers.delta_rule(q, k, v, g, beta, bounds=bounds), z)
 
 
 class Mlp:
@@ -193,12 +193,12 @@ class Mlp:
 
     def __init__(self, module: nn.Module) -> None:
         bias = None if module.gate_proj.bias is None else torch.cat((module.gate_proj.bias, module.up_proj.bias))
-        self.enter = FrozenLinear(torch.cat((module.gate_proj.weight, module.up_proj.weight)), bias)
-        self.leave = FrozenLinear(module.down_proj.weight, module.down_proj.bias)
+        self.in_proj = FrozenLinear(torch.cat((module.gate_proj.weight, module.up_proj.weight)), bias)
+        self.out_proj = FrozenLinear(module.down_proj.weight, module.down_proj.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.enter(x).chunk(2, dim=-1)
-        return self.leave(F.silu(gate) * up)
+        gate, up = self.in_proj(x).chunk(2, dim=-1)
+        return self.out_proj(F.silu(gate) * up)
 
 
 class Moe:
@@ -220,13 +220,13 @@ class Layer:
     post_norm: RmsNorm
     mlp: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, x: torch.Tensor, rotate: Rotation, rows: Rows, mixers: Mixers) -> torch.Tensor:
-        x = x + self.mixer(self.input_norm(x), rotate, rows, mixers)
+    def __call__(self, x: torch.Tensor, rotate: Rotation, bounds: DocumentBounds, mixers: Mixers) -> torch.Tensor:
+        x = x + self.mixer(self.input_norm(x), rotate, bounds, mixers)
         return x + self.mlp(self.post_norm(x))
 
     def expect_few_rows(self) -> None:
         """Prepare for decoding, which multiplies a few tokens at a time."""
         for part in (self.mixer, self.mlp):
             if not isinstance(part, Moe):
-                part.enter.expect_few_rows()
-                part.leave.expect_few_rows()
+                part.in_proj.expect_few_rows()
+                part.out_proj.expect_few_rows()

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflash_ray.target.devices import fused_for, mixers_for
 from dflash_ray.target.fast import FastLayer
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm, RotaryTable
 from dflash_ray.target.model import FrozenTarget
-from dflash_ray.target.plain.fused import fused_for
-from dflash_ray.target.plain.mixers import mixers_for, plain_mixers
+from dflash_ray.target.plain.mixers import plain_mixers
 from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
 from dflash_ray.target.shape import TargetShape, known_target_shape, read_target_shape
-from dflash_ray.target.weights import Checkpoint
+from dflash_ray.target.weights import WeightFiles
 
 # frequencies of these do not depend on the length, so one table serves every pass
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -51,9 +51,9 @@ def load_target(
     taps: layers whose output is read; only layers up to the last are kept. None keeps all.
     teacher: keep all layers and the final norm (for teacher rows). with_head: these and the head (for decoding).
     layout: packed, padded, or auto (each batch says).
-    random_shape: a name of `shapes.SHAPES`; random weights from `seed` instead of a folder.
+    random_shape: a name of `known_shapes.SHAPES`; random weights from `seed` instead of a folder.
     fast: one packed pass through fused kernels if the self-test allows it; default on a GPU, except for decoding. require_fast: ValueError
-    where it does not. precision fp8 (products in e4m3) exists only there.
+    where it does not. precision fp8 (matmuls in e4m3) exists only there.
     """
     device = torch.device(device)
     target_shape = known_target_shape(random_shape) if random_shape else read_target_shape(path)
@@ -65,14 +65,14 @@ def load_target(
     if precision == "fp8" and not fast:
         raise ValueError("target.precision: fp8 computes features on a GPU and nothing else; use bf16 to decode, bf16 or float32 on a CPU")
     model = _skeleton(target_shape, kept)
-    checkpoint = None if random_shape else Checkpoint(path)
+    files = None if random_shape else WeightFiles(path)
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(module: nn.Module, name: str) -> nn.Module:
-        if checkpoint is None:
+        if files is None:
             _randomise(module, device, dtype, generator)
         else:
-            _fill(module, name, checkpoint, device, dtype)
+            _fill(module, name, files, device, dtype)
         return module.requires_grad_(False).eval()
 
     layers = []
@@ -90,11 +90,11 @@ def load_target(
         norm = fill(model.norm, "norm.") if whole else None
         head = None
         if with_head:
-            if checkpoint is None:
+            if files is None:
                 head = embedding
             else:
-                head = checkpoint.head(device, tied=target_shape.tie_word_embeddings).to(dtype)
-                head = embedding if target_shape.tie_word_embeddings or checkpoint.head_name is None else head
+                head = files.head(device, tied=target_shape.tie_word_embeddings).to(dtype)
+                head = embedding if target_shape.tie_word_embeddings or files.head_name is None else head
             for layer in layers:
                 layer.expect_few_rows()
     report = builder.report if builder is not None else KernelReport()
@@ -222,28 +222,28 @@ def _layer(module: nn.Module, target_shape: TargetShape, index: int) -> Layer:
     )
 
 
-def _fill(module: nn.Module, name: str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-    """Every parameter of `module` from the checkpoint, cast to `dtype`; decay rates stay float32."""
+def _fill(module: nn.Module, name: str, files: WeightFiles, device: torch.device, dtype: torch.dtype) -> None:
+    """Every parameter of `module` from the files, cast to `dtype`; decay rates stay float32."""
     for key, parameter in list(module.named_parameters()):
-        tensor = _expert_stack(name + key, parameter.shape, checkpoint, device)
+        tensor = _expert_stack(name + key, parameter.shape, files, device)
         if tensor is None:
-            tensor = checkpoint.read(name + key, device)
+            tensor = files.read(name + key, device)
         if tensor.shape != parameter.shape:
             raise ValueError(f"target.path: {name}{key} is {list(tensor.shape)} in the files, config.json makes it {list(parameter.shape)}")
         _set(module, key, tensor.to(torch.float32 if key.endswith(("A_log", "dt_bias")) else dtype))
 
 
-def _expert_stack(name: str, shape: torch.Size, checkpoint: Checkpoint, device: torch.device) -> torch.Tensor | None:
+def _expert_stack(name: str, shape: torch.Size, files: WeightFiles, device: torch.device) -> torch.Tensor | None:
     """Stacked expert weights [E, ...] from files that hold one matrix per expert; None where `name` is no such thing."""
-    if name in checkpoint or ".experts." not in name:
+    if name in files or ".experts." not in name:
         return None
     stem, _, leaf = name.rpartition(".")
     parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
-    return torch.stack([torch.cat([checkpoint.read(f"{stem}.{e}.{part}.weight", device) for part in parts]) for e in range(shape[0])])
+    return torch.stack([torch.cat([files.read(f"{stem}.{e}.{part}.weight", device) for part in parts]) for e in range(shape[0])])
 
 
 def _randomise(module: nn.Module, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Weights that keep activations finite through many layers: matrices N(0, 0.02), gains as the family starts them."""
+    """Weights that keep activations finite through many layers: matrices N(0, 0.02), norm weights as the family starts them."""
     for key, parameter in list(module.named_parameters()):
         value = torch.empty(parameter.shape, device=device, dtype=dtype)
         if parameter.ndim >= 2:

@@ -17,7 +17,7 @@ from dflash_ray.data.batches.batch import Batch
 from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.fast import FastLayer, documents, run_layers
 from dflash_ray.target.layers import Layer, RmsNorm, RotaryTable, Rotation
-from dflash_ray.target.plain.mixers import Mixers, Rows
+from dflash_ray.target.plain.mixers import DocumentBounds, Mixers
 from dflash_ray.target.self_test import KernelReport
 from dflash_ray.target.shape import TargetShape
 
@@ -68,15 +68,15 @@ class FrozenTarget:
         if self.fast is not None and varlen is None:
             self._run_fast(batch, out)
             return out
-        for start, end, ids, positions, rows, real in self._passes(batch, varlen):
-            self._run(ids, positions, rows, out[start:end], real)
+        for start, end, ids, positions, bounds, real in self._passes(batch, varlen):
+            self._run(ids, positions, bounds, out[start:end], real)
         return out
 
     @torch.no_grad()
     def features_and_teacher(
         self, batch: Batch, block_size: int, *, varlen: bool | None = None
     ) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
-        """Features, teacher positions int32 [P] and teacher rows [P, H] = final norm of the last hidden state there (dflash, KL teacher).
+        """Features, teacher positions int32 [P] and teacher rows [P, H] = final norm of the last hidden state there.
 
         The head applied to a row gives the target's own distribution of the token after that position.
         """
@@ -88,8 +88,8 @@ class FrozenTarget:
             wanted = torch.from_numpy(positions_wanted.astype(np.int64)).to(self.device)
             return out, positions_wanted, self.final_norm(last[wanted if real is None else real[wanted]])
         rows_out = torch.empty(len(positions_wanted), self.shape.hidden_size, dtype=self.dtype, device=self.device)
-        for start, end, ids, positions, rows, real in self._passes(batch, varlen):
-            last = self._run(ids, positions, rows, out[start:end], real)
+        for start, end, ids, positions, bounds, real in self._passes(batch, varlen):
+            last = self._run(ids, positions, bounds, out[start:end], real)
             low, high = np.searchsorted(positions_wanted, (start, end))
             wanted = torch.from_numpy(positions_wanted[low:high].astype(np.int64) - start).to(self.device)
             rows_out[low:high] = self.final_norm(_real_tokens(last, real)[wanted])
@@ -132,7 +132,7 @@ class FrozenTarget:
         return batch.layout if self.layout == "auto" else self.layout
 
     def _passes(self, batch: Batch, varlen: bool | None):
-        """Passes of the plain layers: (first token, end, ids [B,T], positions [B or 1,T], rows, real tokens per row or None)."""
+        """Passes of the plain layers: (first token, end, ids [B,T], positions [B or 1,T], document bounds, real tokens per row or None)."""
         if batch.tokens == 0:
             return
         lengths = batch.lengths
@@ -142,23 +142,26 @@ class FrozenTarget:
             column = np.arange(longest)
             source = np.minimum(batch.cu_seqlens[:-1, None] + column, batch.tokens - 1)
             padded = torch.where(torch.from_numpy(column < lengths[:, None]).to(self.device), ids[torch.from_numpy(source)], 0)
-            yield 0, batch.tokens, padded, column[None], Rows(), lengths
+            yield 0, batch.tokens, padded, column[None], DocumentBounds(), lengths
         elif varlen:
             starts = np.repeat(batch.cu_seqlens[:-1].astype(np.int64), lengths)
             cu_seqlens = torch.from_numpy(batch.cu_seqlens.astype(np.int32)).to(self.device)
-            yield 0, batch.tokens, ids[None], (np.arange(batch.tokens) - starts)[None], Rows(cu_seqlens, tuple(lengths.tolist())), None
+            bounds = DocumentBounds(cu_seqlens, tuple(lengths.tolist()))
+            yield 0, batch.tokens, ids[None], (np.arange(batch.tokens) - starts)[None], bounds, None
         else:
             for start, end in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):
                 if end > start:
-                    yield start, end, ids[None, start:end], np.arange(end - start)[None], Rows(), None
+                    yield start, end, ids[None, start:end], np.arange(end - start)[None], DocumentBounds(), None
 
-    def _run(self, ids: torch.Tensor, positions: np.ndarray, rows: Rows, out: torch.Tensor, real: np.ndarray | None) -> torch.Tensor:
+    def _run(
+        self, ids: torch.Tensor, positions: np.ndarray, bounds: DocumentBounds, out: torch.Tensor, real: np.ndarray | None
+    ) -> torch.Tensor:
         """One pass; writes the taps into `out` [tokens, L*H] and returns the last kept layer's output [B, T, H]."""
         width = self.shape.hidden_size
         rotate = self.rotation(positions)
         x = F.embedding(ids, self.embedding)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotate, rows, self.mixers)
+            x = layer(x, rotate, bounds, self.mixers)
             if index in self.taps:
                 column = self.taps.index(index) * width
                 out[:, column : column + width] = _real_tokens(x, real)

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from dflash_ray.linear import FrozenLinear
 from dflash_ray.target.fast import Documents, FastLayer, documents
 from dflash_ray.target.layers import Layer, RotaryTable, Rotation
-from dflash_ray.target.matmul import Stream
-from dflash_ray.target.plain.mixers import Rows, plain_mixers
+from dflash_ray.target.matmul import ResidualStream
+from dflash_ray.target.plain.mixers import DocumentBounds, plain_mixers
 
 LIMIT = 1e-2  # relative error that bf16 rounding stays well below and a leak does not
 _LENGTHS = (70, 5, 131, 64, 1, 190)  # below, at and past the delta rule's chunks of 64
@@ -59,8 +59,8 @@ class SelfTest:
         if warm_tokens:
             self.warm = self._documents((warm_tokens // _WARM_DOCUMENTS,) * _WARM_DOCUMENTS, table, delta)
         ids = torch.randint(0, embedding.shape[0], (self.bounds[-1],), generator=torch.Generator().manual_seed(0)).to(self.device)
-        self.exact = Stream(F.embedding(ids, embedding))
-        self.rounded = Stream(self.exact.x.clone())
+        self.exact = ResidualStream(F.embedding(ids, embedding))
+        self.rounded = ResidualStream(self.exact.x.clone())
         self.report = KernelReport(path="fused kernels, one packed pass")
 
     def _documents(self, lengths: tuple[int, ...], table: RotaryTable, delta: bool) -> Documents:
@@ -72,9 +72,9 @@ class SelfTest:
         kind, fused, report = plain.mixer.kind, fast.fused, self.report
         if self.warm is not None and kind not in report.kernels:
             x = torch.randn(self.warm.positions.shape[0], self.exact.x.shape[1], device=self.device).to(self.exact.x.dtype)
-            fast(Stream(x), self.warm)
+            fast(ResidualStream(x), self.warm)
         report.kernels[kind] = fused.kernels[kind]
-        normed = fused.rms_norm(self.exact.settle(), plain.input_norm.gain, plain.input_norm.eps)
+        normed = fused.rms_norm(self.exact.settle(), plain.input_norm.weight, plain.input_norm.eps)
         packed = fast.mixer(normed, self.together, fused)
         worst = 0.0
         for document, (start, end) in enumerate(self.spans):
@@ -103,7 +103,7 @@ class SelfTest:
         out = []
         for (start, end), docs in zip(self.spans, self.alone, strict=True):
             turns = Rotation(docs.cos[None, : end - start, None], docs.sin[None, : end - start, None])
-            out.append(layer(x[None, start:end], turns, Rows(), plain_mixers())[0])
+            out.append(layer(x[None, start:end], turns, DocumentBounds(), plain_mixers())[0])
         return torch.cat(out)
 
     def _refuse(self, error: float, index: int, kind: str, what: str, limit: float = LIMIT) -> None:

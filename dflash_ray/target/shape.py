@@ -70,7 +70,7 @@ class TargetShape:
 
 
 def read_target_shape(path: Path | str) -> TargetShape:
-    """Facts of the Hugging Face folder `path`. ValueError when a file or key is missing or the family is unknown."""
+    """Shape of the target in the Hugging Face folder `path`. ValueError when a file or key is missing or the family is unknown."""
     path = Path(path)
     config = _read_json(path / "config.json", required=True)
     generation = _read_json(path / "generation_config.json")
@@ -78,14 +78,14 @@ def read_target_shape(path: Path | str) -> TargetShape:
 
 
 def known_target_shape(shape: str) -> TargetShape:
-    """Facts of a known shape, for explaining or benchmarking a run without a folder."""
+    """A known shape, for explaining or benchmarking a run without a folder."""
     if shape not in SHAPES:
         raise ValueError(f"target.shape: {shape!r} is not known; known shapes are {', '.join(sorted(SHAPES))}")
     return target_shape_of_config(SHAPES[shape], {}, where=f"shape {shape}")
 
 
 def target_shape_of_config(config: dict[str, Any], generation: dict[str, Any], *, where: str) -> TargetShape:
-    """Facts of a parsed `config.json` (multimodal or text) and `generation_config.json`; `where` names it in errors."""
+    """Shape that a parsed `config.json` (multimodal or text) and `generation_config.json` describe; `where` names them in errors."""
     text = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     model_type = text.get("model_type")
     if model_type not in FAMILIES:

@@ -19,7 +19,7 @@ from dflash_ray.target.shape import TargetShape, read_target_shape
 _EMBEDDING = "embed_tokens.weight"
 
 
-class Checkpoint:
+class WeightFiles:
     """The safetensors files of a folder as one name -> tensor mapping. `prefix` stands before `embed_tokens` and `layers`."""
 
     def __init__(self, path: Path | str) -> None:
@@ -87,7 +87,7 @@ class Checkpoint:
                 tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"target.path: {self.path / self._file_of[name]}: {str(error).splitlines()[0]}") from None
-        # a view into the file starts at any byte, and the last bits of a CPU product depend on where its operands start
+        # a view into the file starts at any byte, and the last bits of a CPU matmul depend on where its operands start
         return tensor.clone() if tensor.device.type == "cpu" else tensor
 
 
@@ -137,10 +137,10 @@ def embedding_and_head(path: Path | str) -> tuple[torch.Tensor, torch.Tensor, st
     The fingerprint (hex SHA-256 over shapes, dtypes and every byte) goes into checkpoints and model cards in place of the matrices.
     """
     target_shape = read_target_shape(path)
-    checkpoint = Checkpoint(path)
-    embed = checkpoint.read(_EMBEDDING)
-    tied = target_shape.tie_word_embeddings or (target_shape.tie_word_embeddings is None and checkpoint.head_name is None)
-    head = embed if tied else checkpoint.head(tied=False)
+    files = WeightFiles(path)
+    embed = files.read(_EMBEDDING)
+    tied = target_shape.tie_word_embeddings or (target_shape.tie_word_embeddings is None and files.head_name is None)
+    head = embed if tied else files.head(tied=False)
     digest = hashlib.sha256()
     for tensor in (embed,) if tied else (embed, head):
         if tensor.shape != (target_shape.vocab_size, target_shape.hidden_size):

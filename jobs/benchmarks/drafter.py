@@ -192,7 +192,7 @@ def against_float64(trainer: DraftTrainer, one: Batch) -> dict[str, float]:
     labels = Labels.of(one, trainer.shape.block_size, trainer.gamma, trainer.device)
     blocks = Blocks.of(one, trainer.shape.block_size, trainer.device)
     with torch.no_grad():
-        rows = exact(features.to(trainer.device, torch.float64), blocks, trainer.embed.double(), labels.rows)
+        rows = exact(features.to(trainer.device, torch.float64), blocks, trainer.embed.double(), labels.slots)
     del exact
     theirs = block_losses(rows, trainer.head.double(), labels, trainer.config.loss, 512, gradients=False).sums
     ours = trainer.micro_step(one, features)

@@ -32,8 +32,8 @@ def cases():
     yield rows._norm_backward, dict(RESIDUAL=True, NORMED=True, BLOCK=8192), 16, 3
     yield rows._swiglu, dict(BLOCK=1024), 4, 3
     yield rows._swiglu_backward, dict(BLOCK=1024), 4, 3
-    yield rows._turn_heads, HEADS, 1, 3
-    yield rows._turn_heads_backward, HEADS, 1, 3
+    yield rows._norm_rope, HEADS, 1, 3
+    yield rows._norm_rope_backward, HEADS, 1, 3
     yield softmax._softmax_rows, dict(GRADIENT=True, BLOCK=8192), 16, 3
     for slope in (True, False):
         yield softmax._teacher_rows, dict(WEIGHT=True, ANCHORS=True, SLOPE=slope, BLOCK=4096), 16, 3

@@ -23,14 +23,14 @@ def test_output_and_gradients_are_those_of_autograd(kinds):
     sums, expected = fused.gradient_sums(), [torch.zeros_like(p) for p in model.parameters()]
     for seed, batch in enumerate((small_batch((12, 9), (0, 1, 5, 13, 18), unsupervised=(3, 14)), small_batch((7,), (2,), seed=3))):
         features, blocks = random(batch.tokens, shape.features, seed=seed), Blocks.of(batch, shape.block_size)
-        rows = Labels.of(batch, shape.block_size, 3.0).rows
-        exact = model(features, blocks, embed, rows)
-        ours, kept = fused.forward(features, blocks, embed, rows)
+        slots = Labels.of(batch, shape.block_size, 3.0).slots
+        exact = model(features, blocks, embed, slots)
+        ours, kept = fused.forward(features, blocks, embed, slots)
         torch.testing.assert_close(ours, exact.detach(), rtol=1e-10, atol=1e-12)
         twice, grad = fused.gradient_sums(), random(*exact.shape, seed=5)
         fused.backward(kept, grad.clone(), twice, again=True)
         fused.backward(kept, grad.clone(), twice)
-        _, kept = fused.forward(features, blocks, embed, rows)
+        _, kept = fused.forward(features, blocks, embed, slots)
         fused.backward(kept, grad.clone(), sums)
         gradients = torch.autograd.grad(exact, list(model.parameters()), grad)
         for total, doubled, gradient in zip(expected, twice.tensors, gradients, strict=True):
@@ -71,7 +71,7 @@ def test_a_trainer_reports_and_learns_the_same(recipe):
 
 
 def test_products_follow_the_weights():
-    """After an update and after loading a state, what products read is the new weight."""
+    """After an update and after loading a state, what matmuls read is the new weight."""
     trainer = fused_twin(small_trainer())
     batch = small_batch()
     trainer.micro_step(batch, features_for(batch, trainer.shape))

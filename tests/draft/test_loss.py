@@ -18,7 +18,7 @@ def labelled(batch, block_size=4, gamma=4.0):
 
 def test_slot_0_has_no_label_and_slot_1_has_full_weight():
     labels = labelled(small_batch((12,), (2,)), block_size=8)
-    assert (labels.rows % 8).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert (labels.slots % 8).tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert labels.decay.tolist() == pytest.approx([1, *(math.exp(-k / 4) for k in range(1, 7))])
     assert labels.tokens.tolist() == small_batch((12,), (2,)).input_ids[3:10].tolist()
 
@@ -35,7 +35,7 @@ def test_the_next_document_is_never_a_label():
     batch = small_batch(lengths, tuple(range(sum(lengths))))
     labels = labelled(batch)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    anchor = labels.rows.numpy() // 4
+    anchor = labels.slots.numpy() // 4
     assert (owner[labels.positions + 1] == owner[batch.anchors[anchor]]).all()
     assert labels.count == sum(min(3, end - place - 1) for end, place in zip(np.cumsum(lengths)[owner], range(sum(lengths)), strict=True))
 
@@ -60,7 +60,7 @@ def test_tau_counts_leading_matches_of_complete_blocks():
     wrong = {(0, 2), (1, 1), (3, 1)}  # block 3 stands at the end of its document and has no third label
     guesses = [
         (token + 1) % VOCAB if (row // 4, row % 4) in wrong else token
-        for row, token in zip(labels.rows.tolist(), labels.tokens.tolist(), strict=True)
+        for row, token in zip(labels.slots.tolist(), labels.tokens.tolist(), strict=True)
     ]
     head = torch.eye(VOCAB, dtype=torch.float64)
     sums = block_losses(certain(batch, labels, guesses), head, labels, LossConfig(), chunk=4).sums

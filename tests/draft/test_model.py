@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_ray.draft.blocks.mask import RUN_ANCHORS, Blocks
+from dflash_ray.draft.blocks.mask import SLICE_ANCHORS, Blocks
 from dflash_ray.draft.dflash.model import DraftModel, initialise, rotate
 from dflash_ray.draft.dflash.shape import FULL, SLIDING
 from tests.support.draft_cases import VOCAB, random, small_batch, small_model, small_shape
@@ -87,21 +87,21 @@ def test_sliding_layers_forget_what_the_window_left_behind():
 
 def test_a_document_with_more_anchors_than_a_run_holds():
     """Runs are only a way to save memory."""
-    length = RUN_ANCHORS + 40
+    length = SLICE_ANCHORS + 40
     shape, _, model, _, embed = setting((SLIDING, FULL))
     features = random(length, shape.features)
     batch = small_batch((length,), tuple(range(length - 1)))
     whole = outputs(shape, batch, model, features, embed)
-    for anchor in (0, 5, RUN_ANCHORS - 1, RUN_ANCHORS, length - 2):
+    for anchor in (0, 5, SLICE_ANCHORS - 1, SLICE_ANCHORS, length - 2):
         one = small_batch((length,), (anchor,))
         torch.testing.assert_close(outputs(shape, one, model, features, embed)[0], whole[anchor], rtol=1e-12, atol=1e-12)
 
 
-def test_rows_are_the_same_numbers_as_all_slots():
+def test_chosen_slots_are_the_same_numbers_as_all_slots():
     shape, batch, model, features, embed = setting((SLIDING, FULL))
     blocks = Blocks.of(batch, shape.block_size)
-    rows = torch.tensor([1, 2, 7, 13, 23])
-    torch.testing.assert_close(model(features, blocks, embed, rows), model(features, blocks, embed).flatten(0, 1)[rows])
+    slots = torch.tensor([1, 2, 7, 13, 23])
+    torch.testing.assert_close(model(features, blocks, embed, slots), model(features, blocks, embed).flatten(0, 1)[slots])
 
 
 @pytest.mark.parametrize("kinds", KINDS)

@@ -86,20 +86,36 @@ def test_orthogonalised_matrices_keep_directions_and_have_singular_values_near_o
         assert inside.diagonal().min() > 0.5 and inside.diagonal().max() < 1.3
 
 
-def test_muon_moves_matrices_along_their_momentum_and_vectors_by_adamw():
-    tall, vector = random(8, 2).float(), torch.ones(5)
-    parameters = named(tall, vector)
+def test_muon_is_the_one_of_torch():
+    """Six steps at changing rates, square, wide and tall matrices, two of one shape.
+
+    torch's momentum of 0.95, coefficients, rounds and adjustment of the rate are Keller Jordan's, as ours are. torch orthogonalises
+    in bf16 on every device, we in float32 on a CPU: that leaves the two up to 1% of a matrix's way apart. A coefficient that is wrong by 5%
+    makes it 12% or more. Momenta are float32 in both and have to be equal.
+    """
+    sizes = [(24, 24), (16, 48), (48, 16), (48, 16)]
+    starts = [random(*size, seed=seed).float() for seed, size in enumerate(sizes)]
+    parameters, twins = named(*starts), [torch.nn.Parameter(start.clone()) for start in starts]
+    optimizer = Optimizer(parameters, OptimizerConfig(name="muon", muon_lr=0.1, weight_decay=0.1))
+    theirs = torch.optim.Muon(twins, weight_decay=0.1)
+    for step, factor in enumerate((0.5, 1.0, 1.0, 0.8, 0.6, 0.2)):
+        for number, ((_, ours), twin) in enumerate(zip(parameters, twins, strict=True)):
+            ours.grad = random(*ours.shape, seed=10 * step + number + 100).float()
+            twin.grad = ours.grad.clone()
+        optimizer.step(factor)
+        theirs.param_groups[0]["lr"] = 0.1 * factor
+        theirs.step()
+    for (name, ours), twin, start in zip(parameters, twins, starts, strict=True):
+        assert torch.equal(optimizer.state()[f"momentum.{name}"], theirs.state[twin]["momentum_buffer"])
+        assert (ours - twin).norm() < 0.03 * (twin - start).norm(), name
+
+
+def test_muon_leaves_vectors_to_adamw():
+    parameters = named(random(8, 2).float(), torch.ones(5))
     optimizer = Optimizer(parameters, OptimizerConfig(name="muon", muon_lr=0.1, lr=0.01))
-    gradients = [random(8, 2, seed=seed).float() for seed in (1, 2)]
-    momentum = torch.zeros(8, 2)
-    expected = tall.clone()
-    for gradient in gradients:
-        parameters[0][1].grad, parameters[1][1].grad = gradient, torch.ones(5)
+    for seed in (1, 2):
+        parameters[0][1].grad, parameters[1][1].grad = random(8, 2, seed=seed).float(), torch.ones(5)
         optimizer.step(0.5)
-        momentum = 0.95 * momentum + 0.05 * gradient
-        update = orthogonalise((0.05 * gradient + 0.95 * momentum)[None])[0]
-        expected = expected - 0.05 * math.sqrt(8 / 2) * update
-    torch.testing.assert_close(parameters[0][1].detach(), expected, rtol=1e-4, atol=1e-5)
     assert torch.allclose(parameters[1][1].detach(), torch.full((5,), 1 - 2 * 0.005), atol=1e-6)
     assert set(optimizer.state()) == {"momentum.p0", "exp_avg.p1", "exp_avg_sq.p1", "step.p1"}
 

@@ -87,7 +87,7 @@ def test_losses_and_parameter_gradients_equal_the_loops(weights, kinds):
         features = random(batch.tokens, shape.features, seed=10 + number)
         teacher = random(batch.tokens, shape.hidden, seed=20 + number) if config.needs_teacher else None
         labels = Labels.of(batch, shape.block_size, config.gamma)
-        rows = fast(features, Blocks.of(batch, shape.block_size), embed, labels.rows)
+        rows = fast(features, Blocks.of(batch, shape.block_size), embed, labels.slots)
         teacher_rows = teacher[torch.from_numpy(labels.positions)] if config.needs_teacher else None
         result = block_losses(rows.detach(), head, labels, config, chunk=3, teacher=teacher_rows)
         for kind, gradient in result.gradients.items():

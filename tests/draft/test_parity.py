@@ -63,7 +63,7 @@ def test_loss_and_gradient_sum(case, name, gamma):
     model.load_state_dict(weights)
     labels = Labels.of(batch, shape.block_size, gamma)
     features = tensors["hidden_states"].flatten(0, 1)
-    rows = model(features, Blocks.of(batch, shape.block_size), tensors["embed_tokens.weight"], labels.rows)
+    rows = model(features, Blocks.of(batch, shape.block_size), tensors["embed_tokens.weight"], labels.slots)
     result = block_losses(rows.detach(), tensors["lm_head.weight"], labels, LossConfig(ce=1, dpace=0), chunk=16)
     assert result.sums["ce"] / result.sums["weight"] == pytest.approx(expected[name]["loss"], abs=1e-5)
     rows.backward(result.gradients["weight"])

@@ -29,7 +29,7 @@ from dflash_ray.run.checkpoint import newest_whole, read_checkpoint, save_checkp
 from dflash_ray.run.exports import choose_checkpoint
 from dflash_ray.run.folder import RunFolder
 from dflash_ray.target.shape import read_target_shape, resolve_mask_token
-from dflash_ray.target.weights import Checkpoint, embedding_and_head
+from dflash_ray.target.weights import WeightFiles, embedding_and_head
 from tests.support.records import checkpoint_meta
 from tests.support.tiny_runs import tiny_config, tiny_dataset
 
@@ -266,7 +266,7 @@ def test_target_weights(watch, tmp_path, size):
             index.write_bytes(spoil_json(tree, rng))
 
     def read() -> None:
-        checkpoint = Checkpoint(folder)
+        checkpoint = WeightFiles(folder)
         checkpoint.read("layers.0.input_layernorm.weight")
         embedding_and_head(folder)
 
@@ -378,7 +378,7 @@ def test_no_file_is_unpickled(watch, tmp_path):
     embed = torch.zeros(8, 4)
     for read in (
         lambda: read_target_shape(tmp_path / "target"),
-        lambda: Checkpoint(tmp_path / "target"),
+        lambda: WeightFiles(tmp_path / "target"),
         lambda: load_drafter(tmp_path / "drafter", embed, embed),
         lambda: read_checkpoint(tmp_path / "checkpoints" / "step-00000001"),
         lambda: open_dataset(tmp_path / "data"),
@@ -396,7 +396,7 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(watch, tmp_path, make
     make(tmp_path / "train" / "0.arrow")
     for read in (
         lambda: read_target_shape(tmp_path),
-        lambda: Checkpoint(tmp_path),
+        lambda: WeightFiles(tmp_path),
         lambda: read_checkpoint(tmp_path),
         lambda: open_dataset(tmp_path),
         lambda: load_config([tmp_path / "config.yaml"]),

@@ -21,7 +21,7 @@ from dflash_ray.linear import FrozenLinear
 from dflash_ray.serve.evaluate import undecided
 from dflash_ray.serve.plain import plain_greedy
 from dflash_ray.target.load import load_target
-from dflash_ray.target.weights import Checkpoint
+from dflash_ray.target.weights import WeightFiles
 from jobs.evaluate import main
 from tests.support.tiny_targets import VOCAB, save_target, save_tokenizer
 
@@ -55,7 +55,7 @@ def pair(tmp_path_factory):
     )
     model = DraftModel(shape)
     initialise(model, 0, std=0.3)
-    export_drafter(model.state_dict(), shape, drafter, target=Checkpoint(target).fingerprint())
+    export_drafter(model.state_dict(), shape, drafter, target=WeightFiles(target).fingerprint())
     return target, drafter
 
 

@@ -12,8 +12,8 @@ from dflash_ray.config.schema import LossConfig
 from dflash_ray.draft.blocks.mask import Blocks
 from dflash_ray.draft.dflash import ops
 from dflash_ray.draft.dflash.attention import plain_attention
-from dflash_ray.draft.kernels import adamw, attention, rows, softmax
-from dflash_ray.draft.loss import plain_head
+from dflash_ray.draft.head import kernel_head, plain_head
+from dflash_ray.draft.kernels import adamw, attention, rows
 from tests.support.draft_cases import small_batch
 
 # block size, key heads, query heads per key head, head size, window, lengths, anchors
@@ -74,10 +74,10 @@ def row_errors(device, dtype, count=37, size=300) -> dict[str, float]:
         turn = [angle.cos(), angle.sin()]
         exact_inputs = [part.double() for part in (x, *weights, *turn)]
         name = f"{queries}+{keys} heads"
-        out[name] = error(rows.turn_heads(x, *weights, *turn, queries, keys, eps), ops.turn_heads(*exact_inputs, queries, keys, eps))
+        out[name] = error(rows.norm_rope(x, *weights, *turn, queries, keys, eps), ops.norm_rope(*exact_inputs, queries, keys, eps))
         exact = grad.double()
-        ours_weights = rows.turn_heads_backward(x, *weights, *turn, queries, keys, eps, grad)
-        exact_weights = ops.turn_heads_backward(*exact_inputs, queries, keys, eps, exact)
+        ours_weights = rows.norm_rope_backward(x, *weights, *turn, queries, keys, eps, grad)
+        exact_weights = ops.norm_rope_backward(*exact_inputs, queries, keys, eps, exact)
         out[f"{name} backward"] = error(grad, exact)
         for kind, ours, theirs in zip(("query", "key"), ours_weights, exact_weights, strict=True):
             if kind == "key" or queries:
@@ -123,11 +123,11 @@ def head_errors(device, dtype, vocabulary=1000, count=37, chunk=16, objective=No
     # near the drafter's rows, as a teacher is: then KL is a small difference of large numbers
     teacher = x + draw(count, 32) / 4 if taught else None
     tokens = torch.randint(0, vocabulary, (count,), generator=torch.Generator().manual_seed(1)).to(device)
-    ours = softmax.triton_head(x, head, tokens, teacher, chunk, objective)
+    ours = kernel_head(x, head, tokens, teacher, chunk, objective)
     # bf16 logits hide a teacher near the drafter by 2% of KL and 17% of the slope of |p - t|: then the twin has to read the same ones
     wide = dtype if taught and dtype == torch.bfloat16 else torch.float64
     exact = plain_head(x.to(wide), head.to(wide), tokens, None if teacher is None else teacher.to(wide), chunk, objective)
-    silent = softmax.triton_head(x, head, tokens, teacher, chunk, None)
+    silent = kernel_head(x, head, tokens, teacher, chunk, None)
     logits = x.double() @ head.double().T
     near = logits.gather(1, ours.guess[:, None])[:, 0] >= logits.max(1).values - logits.abs().max() * 2 * torch.finfo(dtype).eps
     out = {

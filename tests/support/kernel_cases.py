@@ -11,9 +11,8 @@ import math
 import numpy as np
 import torch
 
-from dflash_ray.target.plain import fused
-from dflash_ray.target.plain.fused import Quantised
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.fused import Fused, Quantised, plain_fused
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 # bf16 keeps 8 bits (half a step is at most 2^-8 of a value), e4m3 keeps 4 (2^-4); Triton's interpreter cuts bits off where a GPU rounds
 BF16, FP8 = 3e-3, 4e-2
@@ -27,17 +26,19 @@ def positions_of(lengths) -> torch.Tensor:
 
 def norm_cases(draw):
     """(name, arguments, keyword arguments, oracle); oracle gives the tensors, in float64, that the call returns or changes."""
-    x, extra, gain = draw(6, 40), draw(6, 40), draw(40).float()
+    x, extra, weight = draw(6, 40), draw(6, 40), draw(40).float()
 
     def oracle(rows):
-        return [
-            [v / math.sqrt(sum(w * w for w in row) / len(row) + 1e-6) * g for v, g in zip(row, gain.tolist(), strict=True)] for row in rows
-        ]
+        out = []
+        for row in rows:
+            rms = math.sqrt(sum(v * v for v in row) / len(row) + 1e-6)
+            out.append([v / rms * w for v, w in zip(row, weight.tolist(), strict=True)])
+        return out
 
-    yield "rms_norm", (x, gain, 1e-6), {}, lambda: oracle(x.double().tolist())
+    yield "rms_norm", (x, weight, 1e-6), {}, lambda: oracle(x.double().tolist())
     stored = (x.float() + extra.float()).to(x.dtype).double().tolist()
-    yield "rms_norm", (x.clone(), gain, 1e-6), {"add": extra}, lambda: (oracle(stored), stored)
-    yield "rms_norm", (x, gain, 1e-6), {"fp8": True}, lambda: oracle(x.double().tolist())
+    yield "rms_norm", (x.clone(), weight, 1e-6), {"add": extra}, lambda: (oracle(stored), stored)
+    yield "rms_norm", (x, weight, 1e-6), {"fp8": True}, lambda: oracle(x.double().tolist())
 
 
 def gate_cases(draw):
@@ -82,23 +83,23 @@ def rotation_cases(draw):
     angle = torch.tensor([[p * r for r in rates] for p in range(64)], dtype=torch.float64)
     cos, sin = angle.cos().float(), angle.sin().float()
     table = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-    for gain in (None, draw(3, dim).float()):
+    for weight in (None, draw(3, dim).float()):
         joined = draw(len(positions), 5 * dim)
 
-        def oracle(joined=joined, gain=gain):
+        def oracle(joined=joined, weight=weight):
             out = joined.double().tolist()
             for token, row in enumerate(out):
                 for head in range(3):
                     values = row[head * dim : (head + 1) * dim]
-                    if gain is not None:
+                    if weight is not None:
                         rms = math.sqrt(sum(v * v for v in values) / dim + 1e-6)
-                        values = [v / rms * g for v, g in zip(values, gain[head].tolist(), strict=True)]
+                        values = [v / rms * w for v, w in zip(values, weight[head].tolist(), strict=True)]
                     for i in range(dim // 2):
                         turned = complex(values[i], values[i + dim // 2]) * cmath.exp(1j * positions[token].item() * rates[i])
                         row[head * dim + i], row[head * dim + i + dim // 2] = turned.real, turned.imag
             return out
 
-        yield "rotate_heads", (joined, 3, dim, gain, 1e-6, *table, positions), {}, oracle
+        yield "norm_rope", (joined, 3, dim, weight, 1e-6, *table, positions), {}, oracle
 
 
 def conv_cases(draw):
@@ -146,7 +147,7 @@ def all_cases(dtype: torch.dtype = torch.bfloat16, seed: int = 0):
         yield from cases(draw)
 
 
-def run_case(functions: fused.Fused, name: str, args: tuple, kwargs: dict, device: torch.device) -> list[torch.Tensor]:
+def run_case(functions: Fused, name: str, args: tuple, kwargs: dict, device: torch.device) -> list[torch.Tensor]:
     """What the call returns and what it changes in place, in float64 on the host."""
     moved = [_move(arg, device) for arg in args]
     out = getattr(functions, name)(*moved, **{key: _move(value, device) for key, value in kwargs.items()})
@@ -176,13 +177,10 @@ def distance(found: list[torch.Tensor], expected) -> float:
 
 def compare_kernels(device: torch.device) -> None:
     """Every kernel on `device` (interpreted, if that is a CPU) against its twin and the float64 values."""
-    from dflash_ray.target.kernels import fused as fused_cuda
+    from dflash_ray.target.kernels.fused import kernel_fused
 
     slack = CUTTING if device.type == "cpu" else 1.0
-    kernels = fused.Fused(
-        **{name: getattr(fused_cuda, name) for name in fused.Fused.__dataclass_fields__ if name != "kernels"}, kernels=fused_cuda.KERNELS
-    )
-    twins = fused.fused_for(torch.device("cpu"))
+    kernels, twins = kernel_fused(), plain_fused()
     for name, args, kwargs, oracle in all_cases():
         limit = slack * (FP8 if kwargs.get("fp8") else BF16)
         found = run_case(kernels, name, args, kwargs, device)
@@ -197,16 +195,16 @@ MIXED = np.array([5, 1, 150, 64, 70])  # documents below, at and past a chunk an
 
 def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
     """The attention kernel against softmax written out in float64."""
-    from dflash_ray.target.kernels import attention as attention_cuda
+    from dflash_ray.target.kernels import attention as kernels
 
     generator = torch.Generator().manual_seed(0)
     joined = torch.randn(int(MIXED.sum()), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     bounds = np.concatenate([[0], np.cumsum(MIXED)])
-    blocks = torch.from_numpy(attention_cuda.query_blocks(MIXED, device)).to(device)
-    rows = Rows(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
+    blocks = torch.from_numpy(kernels.query_blocks(MIXED, device)).to(device)
+    cut = DocumentBounds(torch.from_numpy(bounds.astype(np.int32)).to(device), tuple(MIXED.tolist()), None, blocks)
     widths = (heads * dim, kv_heads * dim, kv_heads * dim)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.to(device).split(widths, -1))
-    found = attention_cuda.attention(q, k, v, scale=0.3, window=window, rows=rows)
+    found = kernels.attention(q, k, v, scale=0.3, window=window, bounds=cut)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in joined.double().split(widths, -1))
     expected = torch.zeros(len(joined), heads, dim, dtype=torch.float64)
     for start, end in zip(bounds, bounds[1:], strict=False):
@@ -222,7 +220,7 @@ def compare_attention(device: torch.device, dtype: torch.dtype, heads: int, kv_h
 
 def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim: int, v_heads: int, v_dim: int) -> None:
     """The delta kernel against the recurrence in float64; on a CPU with inverses from float64, on a GPU with the library's."""
-    from dflash_ray.target.kernels import delta as delta_cuda
+    from dflash_ray.target.kernels import delta as kernels
 
     generator = torch.Generator().manual_seed(0)
     tokens, bounds = int(MIXED.sum()), np.concatenate([[0], np.cumsum(MIXED)])
@@ -232,7 +230,7 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
     g = -0.3 * torch.rand(tokens, v_heads, generator=generator)
     beta = torch.rand(tokens, v_heads, generator=generator)
     expected = torch.zeros(tokens, v_heads, v_dim, dtype=torch.float64)
-    summed, inverse = torch.zeros(tokens, v_heads), torch.full((tokens, v_heads, delta_cuda.CHUNK), 7.0, dtype=dtype)
+    summed, inverse = torch.zeros(tokens, v_heads), torch.full((tokens, v_heads, kernels.CHUNK), 7.0, dtype=dtype)
     for start, end in zip(bounds, bounds[1:], strict=False):
         for head in range(v_heads):
             keys, queries = (part[:, head // (v_heads // k_heads)].double() for part in (k, q))
@@ -241,20 +239,20 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
                 state = state * g[t, head].double().exp()
                 state += torch.outer(keys[t], beta[t, head].double() * (v[t, head].double() - state.T @ keys[t]))
                 expected[t, head] = state.T @ queries[t] / k_dim**0.5
-            for first in range(start, end, delta_cuda.CHUNK):
-                part = slice(first, min(first + delta_cuda.CHUNK, end))
+            for first in range(start, end, kernels.CHUNK):
+                part = slice(first, min(first + kernels.CHUNK, end))
                 decay = g[part, head].double().cumsum(0)
                 system = (keys[part] @ keys[part].T * (decay[:, None] - decay).exp() * beta[part, head].double()[:, None]).tril(-1)
                 inverse[part, head, : len(system)] = torch.linalg.inv(system + torch.eye(len(system))).tril().to(dtype)
                 summed[part, head] = (decay / math.log(2)).float()
     if device.type == "cuda":
-        from dflash_ray.target.kernels.mixers import kernel_rows
+        from dflash_ray.target.kernels.mixers import kernel_bounds
 
-        rows = kernel_rows(bounds.astype(np.int64), device, delta=True)
-        found = delta_cuda.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), rows=rows)
+        cut = kernel_bounds(bounds.astype(np.int64), device, delta=True)
+        found = kernels.delta_rule(*(part.to(device) for part in (q, k, v, g, beta)), bounds=cut)
     else:
         order = torch.from_numpy(np.argsort(-MIXED))
-        found = delta_cuda.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
+        found = kernels.delta_chunks(q, k, v, summed, beta, inverse, torch.from_numpy(bounds), order)
     error = distance([found.double().cpu()], expected)
     print(f"delta rule {k_heads} x {k_dim}, {v_heads} x {v_dim}: from float64 {error:.1e}")
     assert error < 8e-3
@@ -263,7 +261,7 @@ def compare_delta(device: torch.device, dtype: torch.dtype, k_heads: int, k_dim:
 def compare_all(device: torch.device) -> None:
     """Everything of the fast path that is a kernel."""
     compare_kernels(device)
-    # Triton's interpreter takes the operands of a bf16 product for integers
+    # Triton's interpreter takes the operands of a bf16 matmul for integers
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     for heads, kv_heads, dim, window in ((4, 2, 16, None), (2, 1, 24, None), (2, 2, 16, 9), (2, 1, 16, 130)):
         compare_attention(device, dtype, heads, kv_heads, dim, window)

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_ray.target.cost import active_parameters, counted_flops
+from dflash_ray.target.devices import fused_for
 from dflash_ray.target.fast import FastLayer
 from dflash_ray.target.load import load_target
-from dflash_ray.target.plain.fused import fused_for
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 from dflash_ray.target.self_test import FastPathRefused, SelfTest
 from dflash_ray.target.shape import read_target_shape, target_shape_of_config
 from tests.support.tiny_targets import CONFIGS, FAMILIES, save_target
@@ -82,8 +82,8 @@ def leaking(name: str):
     function = getattr(fused, name)
 
     def one_document(*args, **kwargs):
-        if "rows" in kwargs:
-            kwargs["rows"] = Rows(torch.tensor([0, len(args[0])], dtype=torch.int32), (len(args[0]),))
+        if "bounds" in kwargs:
+            kwargs["bounds"] = DocumentBounds(torch.tensor([0, len(args[0])], dtype=torch.int32), (len(args[0]),))
         else:
             *args, positions = args
             args.append(torch.arange(len(positions), dtype=torch.int32))

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dflash_ray.data.batches.batch import Batch
+from dflash_ray.target.devices import mixers_for
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import teacher_positions
-from dflash_ray.target.plain.mixers import Rows, delta_rule, mixers_for
+from dflash_ray.target.plain.mixers import DocumentBounds, delta_rule
 from tests.support.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
 TAPS = [1, 3, 5]
@@ -210,7 +211,7 @@ def test_delta_rule_is_the_recurrence_in_float64(alike):
                 state = state * g[0, t, head].double().exp()
                 state = state + torch.outer(key, beta[0, t, head].double() * (v[0, t, head].double() - state.T @ key))
                 expected[t, head] = state.T @ query / 8**0.5
-        out = delta_rule(q, k, v, g, beta, rows=Rows())[0]
+        out = delta_rule(q, k, v, g, beta, bounds=DocumentBounds())[0]
         assert (out - expected).norm() < 1e-6 * expected.norm()
 
 

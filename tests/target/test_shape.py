@@ -1,4 +1,4 @@
-"""Facts, mask token and embeddings are read from the target's files and refused with one helpful line where they cannot serve."""
+"""Shape, mask token and embeddings are read from the target's files and refused with one helpful line where they cannot serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dflash_ray.run.build import load_run_target, make_trainer
 from dflash_ray.run.spec import resolve, with_weights
 from dflash_ray.target.load import load_target
 from dflash_ray.target.shape import known_target_shape, read_target_shape, resolve_mask_token
-from dflash_ray.target.weights import Checkpoint, embedding_and_head
+from dflash_ray.target.weights import WeightFiles, embedding_and_head
 from tests.support.tiny_runs import tiny_config
 from tests.support.tiny_targets import FAMILIES, VOCAB, as_multimodal, save_target
 
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_facts_agree_with_transformers_config(family, tmp_path):
+def test_the_shape_agrees_with_transformers_config(family, tmp_path):
     model = save_target(family, tmp_path)
     target_shape, config = read_target_shape(tmp_path), model.config
     for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"):
@@ -46,7 +46,7 @@ def test_facts_agree_with_transformers_config(family, tmp_path):
     assert target_shape.eos_token_ids == (1,) and target_shape.pad_token_id == 0
 
 
-def test_facts_of_a_multimodal_config_are_those_of_its_text_part(folder):
+def test_the_shape_of_a_multimodal_config_is_that_of_its_text_part(folder):
     text = read_target_shape(folder)
     as_multimodal(folder)
     both = read_target_shape(folder)
@@ -58,7 +58,7 @@ def test_facts_of_a_multimodal_config_are_those_of_its_text_part(folder):
     )
 
 
-def test_facts_need_neither_torch_nor_transformers(folder):
+def test_reading_a_shape_needs_neither_torch_nor_transformers(folder):
     code = (
         "import sys; from dflash_ray.target.shape import read_target_shape, resolve_mask_token; "
         f"read_target_shape({str(folder)!r}); assert not {{'torch', 'ray', 'transformers'}} & set(sys.modules)"
@@ -156,7 +156,7 @@ def test_embedding_and_head_are_the_models_own(tmp_path):
 
 def test_a_fingerprint_tells_weights_apart_and_not_how_they_are_stored(tmp_path):
     def fingerprint(name):
-        return Checkpoint(tmp_path / name).fingerprint()
+        return WeightFiles(tmp_path / name).fingerprint()
 
     model = save_target("qwen3_5", tmp_path / "whole")
     own = fingerprint("whole")
@@ -230,7 +230,7 @@ def test_a_checkpoint_in_several_files_reads_like_one(folder, tmp_path):
     assert len(shards) > 2
     parts = load_target(tmp_path / "cut", taps=None, device="cpu")
     assert torch.equal(parts.embedding, whole.embedding) and torch.equal(
-        parts.layers[-1].mlp.leave.weight, whole.layers[-1].mlp.leave.weight
+        parts.layers[-1].mlp.out_proj.weight, whole.layers[-1].mlp.out_proj.weight
     )
     shards[1].unlink()
     with pytest.raises(ValueError, match=shards[1].name):

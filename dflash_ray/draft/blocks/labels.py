@@ -15,14 +15,14 @@ from torch import Tensor
 from dflash_ray.config.schema import LossConfig
 from dflash_ray.data.batches.batch import Batch
 
-_GAMMAS = ((0, 4, 8, 10, 16, 64), (0, 2, 4, 5, 7, 28))  # block sizes and their default gamma; 8, 10 and 16 are published (dflash.md, loss)
+_GAMMAS = ((0, 4, 8, 10, 16, 64), (0, 2, 4, 5, 7, 28))  # block sizes and their default gamma; 8, 10 and 16 are published
 
 
 @dataclass(frozen=True)
 class Labels:
     """R labels of A blocks, ordered by anchor and then by slot."""
 
-    rows: Tensor  # int64 [R] anchor * K + slot
+    slots: Tensor  # int64 [R] anchor * K + slot, an index into A*K
     tokens: Tensor  # int64 [R] the label
     decay: Tensor  # float64 [R] exp(-(slot - 1) / gamma)
     positions: np.ndarray  # int64 [R] index in the batch of the token before the label: where the teacher's row stands
@@ -54,7 +54,7 @@ class Labels:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
         return cls(
-            rows=tensor(anchor * block_size + slot),
+            slots=tensor(anchor * block_size + slot),
             tokens=tensor(batch.input_ids.astype(np.int64)[labels]),
             decay=tensor(decay),
             positions=labels - 1,
@@ -75,7 +75,7 @@ class Labels:
     def grid(self, values: Tensor, missing: float) -> Tensor:
         """values [R] -> [A, K-1], slot 1 first, `missing` where there is no label."""
         out = values.new_full((self.anchors * self.block_size,), missing)
-        out[self.rows] = values
+        out[self.slots] = values
         return out.view(self.anchors, self.block_size)[:, 1:]
 
 
@@ -85,7 +85,7 @@ def decay_gamma(loss: LossConfig, block_size: int) -> float:
 
 
 def dpace_weights(log_q: Tensor, labels: Labels, alpha: float) -> Tensor:
-    """Weights [R] of D-PACE from the labels' log probabilities [R] (dflash.md, loss): the expected length that still hangs on a slot.
+    """Weights [R] of D-PACE from the labels' log probabilities [R] (dflash.md, objectives): the expected length that still hangs on a slot.
 
     s = alpha q + 1 - alpha; prefix_k = s_1 ... s_k; w_k = sum of prefix_m over labelled m >= k. A slot without a label is factor 1 in the
     prefix and 0 in the sum.
@@ -93,4 +93,4 @@ def dpace_weights(log_q: Tensor, labels: Labels, alpha: float) -> Tensor:
     prefix = labels.grid(alpha * log_q.exp() + (1 - alpha), 1.0).cumprod(1)
     prefix = prefix * labels.grid(torch.ones_like(log_q), 0.0)
     suffix = prefix.flip(1).cumsum(1).flip(1)
-    return torch.nn.functional.pad(suffix, (1, 0)).flatten()[labels.rows]
+    return torch.nn.functional.pad(suffix, (1, 0)).flatten()[labels.slots]

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dflash_ray.data.batches.batch import Batch
 
-RUN_ANCHORS = 64  # anchors of one document whose scores exist at one time: bounds memory, and lets early anchors skip later context
+SLICE_ANCHORS = 64  # anchors of one document whose scores exist at one time: bounds memory, and lets early anchors skip later context
 
 
 @dataclass(frozen=True)
-class Run:
+class AnchorSlice:
     """Consecutive anchors of one document, as plain integers."""
 
     document: int
@@ -44,7 +44,7 @@ class Blocks:
     slot_positions: Tensor  # int64 [A, K]
     context_positions: Tensor  # int64 [T]
     documents: tuple[int, ...]  # lengths, D of them
-    runs: tuple[Run, ...]
+    slices: tuple[AnchorSlice, ...]
 
     @classmethod
     def of(cls, batch: Batch, block_size: int, device: torch.device | str = "cpu") -> Blocks:
@@ -66,19 +66,19 @@ class Blocks:
             slot_positions=tensor((anchors - cu[owner])[:, None] + np.arange(block_size)),
             context_positions=tensor(np.arange(cu[-1]) - np.repeat(cu[:-1], lengths)),
             documents=tuple(lengths.tolist()),
-            runs=_runs(cu, anchors, owner),
+            slices=_slices(cu, anchors, owner),
         )
 
 
-def _runs(cu: np.ndarray, anchors: np.ndarray, owner: np.ndarray) -> tuple[Run, ...]:
-    runs = []
+def _slices(cu: np.ndarray, anchors: np.ndarray, owner: np.ndarray) -> tuple[AnchorSlice, ...]:
+    slices = []
     bounds = np.searchsorted(owner, np.arange(len(cu)))  # anchors of document d are bounds[d]..bounds[d+1]
     for document, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        for begin in range(int(first), int(last), RUN_ANCHORS):
-            end = min(begin + RUN_ANCHORS, int(last))
+        for begin in range(int(first), int(last), SLICE_ANCHORS):
+            end = min(begin + SLICE_ANCHORS, int(last))
             start = int(cu[document])
-            runs.append(Run(document, begin, end, int(anchors[begin]) - start, int(anchors[end - 1]) - start))
-    return tuple(runs)
+            slices.append(AnchorSlice(document, begin, end, int(anchors[begin]) - start, int(anchors[end - 1]) - start))
+    return tuple(slices)
 
 
 def sees_context(anchor: Tensor, slot: Tensor, key: Tensor, window: int | None) -> Tensor:

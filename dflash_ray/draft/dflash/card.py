@@ -12,8 +12,8 @@ from dflash_ray.config.schema import Config
 from dflash_ray.draft.dflash.shape import SLIDING, DraftShape
 
 
-def model_card(shape: DraftShape, config: Config, name: str, facts: Mapping[str, Any], tau: Mapping[str, float]) -> str:
-    """Markdown. `facts`: lines of the recipe (steps, tokens, data); `tau`: acceptance length by prompt set, empty if not measured."""
+def model_card(shape: DraftShape, config: Config, name: str, training: Mapping[str, Any], tau: Mapping[str, float]) -> str:
+    """Markdown. `training`: lines about it (steps, tokens, data); `tau`: acceptance length by prompt set, empty if not measured."""
     target = config.target.path.name if config.target.path else "TARGET"
     recipe = {section: getattr(config, section).model_dump(mode="json", exclude_defaults=True) for section in _SECTIONS}
     recipe = {section: values for section, values in recipe.items() if values}
@@ -43,7 +43,7 @@ Tokens gained per target pass, the bonus token included.
 
 ## Recipe
 
-{chr(10).join(f"- {key}: {value}" for key, value in facts.items())}
+{chr(10).join(f"- {key}: {value}" for key, value in training.items())}
 
 Settings that differ from the defaults of dflash-ray:
 

@@ -2,8 +2,8 @@
 
 Same numbers as `DraftModel.forward` and autograd. What is different:
 
-- products read one copy of the weights in the compute dtype, q/k/v and gate/up joined; the optimizer rewrites it once per step;
-- weight gradients go from the product straight into float32 sums, the first batch of a step overwriting them;
+- matmuls read one copy of the weights in the compute dtype, q/k/v and gate/up joined; the optimizer rewrites it once per step;
+- weight gradients go from the matmul straight into float32 sums, the first batch of a step overwriting them;
 - kept per slot and layer are the stream before and after attention, q/k/v, attention's output and gate/up: (2H + 2ND + 2MD + 2I) values.
   Norms, rotations and SwiGLU are computed again in the backward pass, fused with their gradients;
 - all mask slots enter the first layer with one and the same embedding, so its q/k/v are computed for A + 1 rows instead of A*K;
@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dflash_ray.draft.blocks.mask import Blocks
-from dflash_ray.draft.dflash.attention import kernels_take
 from dflash_ray.draft.dflash.model import DraftModel
-from dflash_ray.draft.dflash.ops import HeadViews, Ops, ops_for, product
+from dflash_ray.draft.dflash.ops import HeadViews, Ops, matmul, ops_for
 from dflash_ray.draft.dflash.shape import DraftShape
+from dflash_ray.draft.kernels.limits import kernels_take
 
 
 def fused_covers(shape: DraftShape, dtype: torch.dtype, device: torch.device) -> bool:
@@ -58,9 +58,9 @@ class GradientSums:
         self._filled: set[Any] = set()
         self.tensors = [(views | vectors)[parameter] for parameter in parameters]  # in the order of `parameters`
 
-    def add_product(self, group: Joined, out_grad: Tensor, inputs: Tensor, rows: slice = slice(None)) -> None:
-        """out_grad [n, rows] and inputs [n, in] of a product with `group` (with some of its rows, after all had a first part)."""
-        product(out_grad.T, inputs, self._sums[group][rows], add=group in self._filled)
+    def add_matmul(self, group: Joined, out_grad: Tensor, inputs: Tensor, rows: slice = slice(None)) -> None:
+        """out_grad [n, rows] and inputs [n, in] of a matmul with `group` (with some of its rows, after all had a first part)."""
+        matmul(out_grad.T, inputs, self._sums[group][rows], add=group in self._filled)
         self._filled.add(group)
 
     def add(self, vector: nn.Parameter, value: Tensor) -> None:
@@ -88,7 +88,7 @@ class Kept:
 
     features: Tensor
     blocks: Blocks
-    rows: Tensor
+    slots: Tensor  # int64 [R] the slots whose output is wanted, of A*K
     raw_context: Tensor  # [T, H] before its norm
     context: Tensor
     first: Tensor  # [A+1, H] embeddings of the anchors' tokens and of the mask
@@ -113,7 +113,7 @@ class FusedPass:
             groups = (attend.q_proj, attend.k_proj, attend.v_proj), (attend.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
             self._layers.append([Joined([matrix.weight for matrix in group], dtype) for group in groups])
         self._joined = [self._fc, *(group for groups in self._layers for group in groups)]
-        self.copies: dict[nn.Parameter, Tensor] = {}  # what products read of each matrix
+        self.copies: dict[nn.Parameter, Tensor] = {}  # what matmuls read of each matrix
         for group in self._joined:
             self.copies |= group.parts(group.copy)
         self.refresh()
@@ -127,8 +127,8 @@ class FusedPass:
         return GradientSums(self._joined, self.parameters)
 
     @torch.no_grad()
-    def forward(self, features: Tensor, blocks: Blocks, embed: Tensor, rows: Tensor) -> tuple[Tensor, Kept]:
-        """features [T, L*H], embed [V, H], rows int64 [R] of A*K -> hidden [R, H] after the final norm, and what `backward` needs."""
+    def forward(self, features: Tensor, blocks: Blocks, embed: Tensor, slots: Tensor) -> tuple[Tensor, Kept]:
+        """features [T, L*H], embed [V, H], slots int64 [R] of A*K -> hidden [R, H] after the final norm, and what `backward` needs."""
         model, ops, shape = self.model, self.ops, self.shape
         eps, heads, keys, size = shape.rms_norm_eps, shape.heads, shape.kv_heads, shape.head_dim
         raw = features @ self._fc.copy.T
@@ -140,26 +140,26 @@ class FusedPass:
             for positions in (blocks.slot_positions, blocks.context_positions)
         )
         spans = {window: ops.spans(blocks, window) for window in {shape.window(i) for i in range(shape.num_layers)}}
-        kept = Kept(features, blocks, rows, raw, context, F.embedding(ids, embed).to(self.dtype), at_slots, at_context, spans)
+        kept = Kept(features, blocks, slots, raw, context, F.embedding(ids, embed).to(self.dtype), at_slots, at_context, spans)
         stream = middle = grown = None
         for index, (layer, (qkv_group, o_group, up_group, down_group)) in enumerate(zip(model.layers, self._layers, strict=True)):
-            attend, gain = layer.self_attn, layer.input_layernorm.weight
+            attend, weight = layer.self_attn, layer.input_layernorm.weight
             if index == 0:
                 which = torch.full_like(blocks.slot_positions, anchors)
                 which[:, 0] = torch.arange(anchors, device=which.device)
                 which = which.flatten()
                 stream = kept.first[which]
-                qkv = (ops.norm(kept.first, gain, eps)[1] @ qkv_group.copy.T)[which]
+                qkv = (ops.norm(kept.first, weight, eps)[1] @ qkv_group.copy.T)[which]
             else:
-                stream, normed = ops.norm(middle, gain, eps, grown)
+                stream, normed = ops.norm(middle, weight, eps, grown)
                 qkv = normed @ qkv_group.copy.T
             context_kv = context @ qkv_group.copy[heads * size :].T
-            q_gain, k_gain = attend.q_norm.weight, attend.k_norm.weight
-            turned = ops.turn_heads(qkv, q_gain, k_gain, *at_slots, heads, keys, eps)
-            turned_context = ops.turn_heads(context_kv, k_gain, k_gain, *at_context, 0, keys, eps)
-            mixed, log = ops.attention(*self._views(turned, qkv, turned_context, context_kv), blocks, shape.window(index))
+            q_weight, k_weight = attend.q_norm.weight, attend.k_norm.weight
+            rotated = ops.norm_rope(qkv, q_weight, k_weight, *at_slots, heads, keys, eps)
+            rotated_context = ops.norm_rope(context_kv, k_weight, k_weight, *at_context, 0, keys, eps)
+            mixed, log = ops.attention(*self._views(rotated, qkv, rotated_context, context_kv), blocks, shape.window(index))
             last = index == shape.num_layers - 1
-            entering, flat = (stream[rows], mixed.flatten(1)[rows]) if last else (stream, mixed.flatten(1))
+            entering, flat = (stream[slots], mixed.flatten(1)[slots]) if last else (stream, mixed.flatten(1))
             middle, normed = ops.norm(entering, layer.post_attention_layernorm.weight, eps, flat @ o_group.copy.T)
             both = normed @ up_group.copy.T
             del normed
@@ -183,24 +183,24 @@ class FusedPass:
             both = here.both.clone() if again else here.both
             grown = grad @ down_group.copy
             ops.swiglu_backward(both, grown)
-            sums.add_product(down_group, grad, grown)
+            sums.add_matmul(down_group, grad, grown)
             del grown
-            gain = layer.post_attention_layernorm.weight
+            weight = layer.post_attention_layernorm.weight
             after = both @ up_group.copy
-            normed, gain_grad = ops.norm_backward(here.middle, gain, eps, after, grad)
-            sums.add(gain, gain_grad)
-            sums.add_product(up_group, both, normed)
+            normed, weight_grad = ops.norm_backward(here.middle, weight, eps, after, grad)
+            sums.add(weight, weight_grad)
+            sums.add_matmul(up_group, both, normed)
             del both, normed
             if not again:
                 here.both = None  # half of what a layer keeps
             grad, flat = after, here.mixed.flatten(1)
             last = index == shape.num_layers - 1
-            sums.add_product(o_group, grad, flat[kept.rows] if last else flat)
+            sums.add_matmul(o_group, grad, flat[kept.slots] if last else flat)
             mixed_grad = grad @ o_group.copy
             if last:
                 # where each slot's row stands; slots without a label read a row of zeros
                 place = torch.full((len(flat),), len(grad), device=flat.device)
-                place[kept.rows] = torch.arange(len(grad), device=flat.device)
+                place[kept.slots] = torch.arange(len(grad), device=flat.device)
                 grad, mixed_grad = (F.pad(part, (0, 0, 0, 1))[place] for part in (grad, mixed_grad))
             qkv_grad, kv_grad = self._attention_backward(kept, here, index, mixed_grad, sums)
             del mixed_grad
@@ -210,42 +210,42 @@ class FusedPass:
                 qkv_grad, residual, stream = torch.cat([by_slot[:, 0], masked[None]]), None, kept.first
             else:
                 residual, stream = grad, here.stream
-            gain = layer.input_layernorm.weight
+            weight = layer.input_layernorm.weight
             before = qkv_grad @ qkv_group.copy
-            normed, gain_grad = ops.norm_backward(stream, gain, eps, before, residual)
-            sums.add(gain, gain_grad)
-            sums.add_product(qkv_group, qkv_grad, normed)
+            normed, weight_grad = ops.norm_backward(stream, weight, eps, before, residual)
+            sums.add(weight, weight_grad)
+            sums.add_matmul(qkv_group, qkv_grad, normed)
             context_rows = slice(shape.heads * shape.head_dim, None)
-            sums.add_product(qkv_group, kv_grad, kept.context, context_rows)
-            product(kv_grad, qkv_group.copy[context_rows], context_grad, add=not last)
+            sums.add_matmul(qkv_group, kv_grad, kept.context, context_rows)
+            matmul(kv_grad, qkv_group.copy[context_rows], context_grad, add=not last)
             grad = before
         grad = context_grad.to(self.dtype)
         sums.add(model.hidden_norm.weight, ops.norm_backward(kept.raw_context, model.hidden_norm.weight, eps, grad, None, False)[1])
-        sums.add_product(self._fc, grad, kept.features)
+        sums.add_matmul(self._fc, grad, kept.features)
 
     def _attention_backward(
         self, kept: Kept, here: _KeptLayer, index: int, mixed_grad: Tensor, sums: GradientSums
     ) -> tuple[Tensor, Tensor]:
         """Gradients of a layer's q/k/v [A*K, (N+2M)*D] and of its context keys and values [T, 2M*D]."""
         ops, shape, attend = self.ops, self.shape, self.model.layers[index].self_attn
-        eps, q_gain, k_gain = shape.rms_norm_eps, attend.q_norm.weight, attend.k_norm.weight
-        of_slots = (q_gain, k_gain, *kept.at_slots, shape.heads, shape.kv_heads, eps)
-        of_context = (k_gain, k_gain, *kept.at_context, 0, shape.kv_heads, eps)
-        turned, turned_context = ops.turn_heads(here.qkv, *of_slots), ops.turn_heads(here.context_kv, *of_context)
+        eps, q_weight, k_weight = shape.rms_norm_eps, attend.q_norm.weight, attend.k_norm.weight
+        of_slots = (q_weight, k_weight, *kept.at_slots, shape.heads, shape.kv_heads, eps)
+        of_context = (k_weight, k_weight, *kept.at_context, 0, shape.kv_heads, eps)
+        rotated, rotated_context = ops.norm_rope(here.qkv, *of_slots), ops.norm_rope(here.context_kv, *of_context)
         qkv_grad, kv_grad = torch.empty_like(here.qkv), torch.empty_like(here.context_kv)
         ops.attention_backward(
-            *self._views(turned, here.qkv, turned_context, here.context_kv), kept.blocks, kept.spans[shape.window(index)],
+            *self._views(rotated, here.qkv, rotated_context, here.context_kv), kept.blocks, kept.spans[shape.window(index)],
             here.mixed, here.log, mixed_grad.view_as(here.mixed), self._views(qkv_grad, qkv_grad, kv_grad, kv_grad),
         )  # fmt: skip
-        q_gain_grad, k_gain_grad = ops.turn_heads_backward(here.qkv, *of_slots, qkv_grad)
-        sums.add(q_gain, q_gain_grad)
-        sums.add(k_gain, k_gain_grad + ops.turn_heads_backward(here.context_kv, *of_context, kv_grad)[1])
+        q_weight_grad, k_weight_grad = ops.norm_rope_backward(here.qkv, *of_slots, qkv_grad)
+        sums.add(q_weight, q_weight_grad)
+        sums.add(k_weight, k_weight_grad + ops.norm_rope_backward(here.context_kv, *of_context, kv_grad)[1])
         return qkv_grad, kv_grad
 
-    def _views(self, turned: Tensor, qkv: Tensor, turned_context: Tensor, context_kv: Tensor) -> HeadViews:
+    def _views(self, rotated: Tensor, qkv: Tensor, rotated_context: Tensor, context_kv: Tensor) -> HeadViews:
         """Heads of [A*K, >= (N+M)*D], [A*K, (N+2M)*D], [T, >= M*D] and [T, 2M*D]."""
         n, m = self.shape.heads, self.shape.kv_heads
-        turned, qkv, turned_context, context_kv = (
-            part.unflatten(1, (-1, self.shape.head_dim)) for part in (turned, qkv, turned_context, context_kv)
+        rotated, qkv, rotated_context, context_kv = (
+            part.unflatten(1, (-1, self.shape.head_dim)) for part in (rotated, qkv, rotated_context, context_kv)
         )
-        return turned[:, :n], turned[:, n : n + m], qkv[:, n + m :], turned_context[:, :m], context_kv[:, m:]
+        return rotated[:, :n], rotated[:, n : n + m], qkv[:, n + m :], rotated_context[:, :m], context_kv[:, m:]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from dflash_ray.config.schema import Config
-from dflash_ray.draft.dflash.attention import kernels_take
 from dflash_ray.draft.dflash.shape import DraftShape
+from dflash_ray.draft.kernels.limits import kernels_take
 
 
 class Bytes(NamedTuple):

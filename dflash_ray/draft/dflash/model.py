@@ -12,7 +12,7 @@ Two ways through the same weights give the same numbers:
     proposals = (hidden[1:] @ head.T).argmax(-1)
 
 The compute dtype is that of the incoming features and embeddings; weights are cast to it at use, so float32 masters train with bf16
-products. Norms, rotations and softmax are float32 or wider. The frozen embedding and head belong to the target and are passed in.
+matmuls. Norms, rotations and softmax are float32 or wider. The frozen embedding and head belong to the target and are passed in.
 Source of the architecture: dflash.md, forward pass. Parameter names are those of the export contract.
 """
 
@@ -128,10 +128,10 @@ class DraftModel(nn.Module):
 
     # ---- training
 
-    def forward(self, features: Tensor, blocks: Blocks, embed: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, blocks: Blocks, embed: Tensor, slots: Tensor | None = None) -> Tensor:
         """All blocks of a packed batch: features [T, L*H], embed [V, H] -> hidden [A, K, H] after the final norm.
 
-        With `rows` (int64 [R], indices into A*K, for instance the slots that have a label) only those come back, [R, H], and the last layer
+        With `slots` (int64 [R], indices into A*K, for instance those that have a label) only these come back, [R, H], and the last layer
         computes nothing after attention for the others.
         """
         shape, attention = self.shape, attention_for(features.device)
@@ -140,10 +140,10 @@ class DraftModel(nn.Module):
         at_context, at_slots = self.rotation(blocks.context_positions), self.rotation(blocks.slot_positions)
         for index, layer in enumerate(self.layers):
             attend, normed = layer.self_attn, layer.input_layernorm(x)
-            slots, seen = attend.keys_values(normed, at_slots), attend.keys_values(context, at_context)
-            mixed = attention(attend.queries(normed, at_slots), *slots, *seen, blocks, shape.window(index))
-            if rows is not None and index == shape.num_layers - 1:
-                x, mixed = x.flatten(0, 1)[rows], mixed.flatten(0, 1)[rows]
+            own, seen = attend.keys_values(normed, at_slots), attend.keys_values(context, at_context)
+            mixed = attention(attend.queries(normed, at_slots), *own, *seen, blocks, shape.window(index))
+            if slots is not None and index == shape.num_layers - 1:
+                x, mixed = x.flatten(0, 1)[slots], mixed.flatten(0, 1)[slots]
             x = layer.finish(x, mixed)
         return self.norm(x)
 

@@ -1,4 +1,4 @@
-"""The steps of the drafter's training pass that are no matrix products, each with its gradient, in plain torch.
+"""The steps of the drafter's training pass that are no matmuls, each with its gradient, in plain torch.
 
 `ops_for(device)` is the one place that chooses. The functions here are the twins that say what the Triton kernels must do; their gradients
 come from autograd, so they share no formula with them. Rows are 2-D throughout; arithmetic is float32 or wider, results have the dtype of
@@ -27,8 +27,8 @@ class Ops(NamedTuple):
     norm_backward: Callable[..., tuple[Tensor | None, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
     swiglu_backward: Callable[[Tensor, Tensor], None]
-    turn_heads: Callable[..., Tensor]
-    turn_heads_backward: Callable[..., tuple[Tensor, Tensor]]
+    norm_rope: Callable[..., Tensor]
+    norm_rope_backward: Callable[..., tuple[Tensor, Tensor]]
     spans: Callable[[Blocks, int | None], Any]
     attention: Callable[..., tuple[Tensor, Any]]
     attention_backward: Callable[..., None]
@@ -48,18 +48,18 @@ def kernel_ops() -> Ops:
         rows.norm_backward,
         rows.swiglu,
         rows.swiglu_backward,
-        rows.turn_heads,
-        rows.turn_heads_backward,
+        rows.norm_rope,
+        rows.norm_rope_backward,
         attention.Spans.of,
         attention.forward,
         attention.backward,
     )
 
 
-def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+def matmul(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
     """out = a @ b, or out += a @ b, where `out` may be wider than the factors.
 
-    On a GPU that is one pass with sums kept in float32; elsewhere the product is rounded to the factors' dtype before it is added.
+    On a GPU that is one pass with sums kept in float32; elsewhere the result is rounded to the factors' dtype before it is added.
     """
     if a.dtype == out.dtype:
         torch.addmm(out, a, b, beta=int(add), out=out)
@@ -107,7 +107,7 @@ def swiglu_backward(both: Tensor, grad: Tensor) -> None:
     grad.copy_(out.detach())
 
 
-def turn_heads(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
+def norm_rope(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
     """x [n, C] with `queries` heads and then `keys` heads of size D in front -> [n, (queries + keys) * D], normalised and rotated.
 
     Weights [D], cos and sin [n, D/2]."""
@@ -119,14 +119,14 @@ def turn_heads(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: 
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).flatten(1).to(x.dtype)
 
 
-def turn_heads_backward(
+def norm_rope_backward(
     x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same columns of `grad` [n, C'], gradients of the result, are overwritten with those of x. Returns the weights' gradients [D]."""
     width = (queries + keys) * 2 * cos.shape[1]
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in (x[:, :width], q_weight, k_weight)]
-        out = turn_heads(*leaves, cos, sin, queries, keys, eps)
+        out = norm_rope(*leaves, cos, sin, queries, keys, eps)
     x_grad, q_grad, k_grad = torch.autograd.grad(out, leaves, grad[:, :width])
     grad[:, :width] = x_grad
     return q_grad, k_grad
@@ -156,8 +156,8 @@ PLAIN = Ops(
     norm_backward,
     swiglu,
     swiglu_backward,
-    turn_heads,
-    turn_heads_backward,
+    norm_rope,
+    norm_rope_backward,
     lambda blocks, window: window,
     attention,
     attention_backward,

@@ -1,4 +1,4 @@
-"""AdamW in one pass over a parameter: division by the step's weight, clipping, moments, update, and the bf16 copy that products read.
+"""AdamW in one pass over a parameter: division by the step's weight, clipping, moments, update, and the bf16 copy that matmuls read.
 
 30 bytes per parameter move, which is all that has to; torch's fused AdamW after separate passes for scaling and copying moves 42.
 The arithmetic is torch's. A norm that is not finite changes nothing, so nobody has to wait for it before the update is queued.

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from dflash_ray.draft.blocks.mask import Blocks
-from dflash_ray.draft.dflash.attention import TILE, kernels_take, plain_attention
+from dflash_ray.draft.kernels.limits import TILE
 
 # keys per step of a tile's walk over the context, warps, pipeline stages
 FORWARD, QUERY_GRADIENTS = (64, 8, 3), (64, 8, 3)
@@ -345,7 +345,7 @@ def backward(
 
 
 class BlockAttention(torch.autograd.Function):
-    """`attention.Attention` through the kernels, for autograd."""
+    """Block attention through the kernels, for autograd: the signature of `dflash.attention.Attention`."""
 
     @staticmethod
     def forward(context, q, k_slots, v_slots, k_context, v_context, blocks, window):
@@ -363,12 +363,3 @@ class BlockAttention(torch.autograd.Function):
         backward(*inputs, blocks, Spans.of(blocks, window), out, log, out_grad.flatten(0, 1).contiguous(), grads)
         slots = (part.unflatten(0, (-1, blocks.block_size)) for part in grads[:3])
         return *slots, *grads[3:], None, None
-
-
-def kernel_attention(
-    q: Tensor, k_slots: Tensor, v_slots: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
-) -> Tensor:
-    """`attention.Attention` on a GPU; what the kernels do not take goes through plain torch."""
-    if not kernels_take(q.dtype, q.shape[-1], q.shape[1] * q.shape[2] // k_slots.shape[2]):
-        return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
-    return BlockAttention.apply(q, k_slots, v_slots, k_context, v_context, blocks, window)

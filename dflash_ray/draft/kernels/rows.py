@@ -95,7 +95,7 @@ def _swiglu_backward(both_ptr, grad_ptr, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _turn_heads(
+def _norm_rope(
     x_ptr, out_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, x_stride, out_stride, eps,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def _turn_heads(
 
 
 @triton.jit
-def _turn_heads_backward(
+def _norm_rope_backward(
     x_ptr, grad_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, partial_ptr, rows, x_stride, grad_stride, eps,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -210,24 +210,24 @@ def swiglu_backward(both: Tensor, grad: Tensor) -> None:
     _swiglu_backward[(rows, triton.cdiv(size, block))](both, grad, size, block, num_warps=4)
 
 
-def turn_heads(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
+def norm_rope(x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float) -> Tensor:
     half = cos.shape[1]
     out = x.new_empty(len(x), (queries + keys) * 2 * half)
     grid = (len(x), triton.cdiv(queries, HEADS) + triton.cdiv(keys, HEADS))
-    _turn_heads[grid](
+    _norm_rope[grid](
         x, out, q_weight, k_weight, cos, sin, x.stride(0), out.stride(0), eps, queries, keys, half, HEADS, num_warps=1
     )  # fmt: skip
     return out
 
 
-def turn_heads_backward(
+def norm_rope_backward(
     x: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, queries: int, keys: int, eps: float, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     half = cos.shape[1]
     groups = triton.cdiv(queries, HEADS)
     grid = (_programs(len(x), 8, x.device), groups + triton.cdiv(keys, HEADS))
     partial = torch.empty(*grid, 2 * half, dtype=torch.float32, device=x.device)
-    _turn_heads_backward[grid](
+    _norm_rope_backward[grid](
         x, grad, q_weight, k_weight, cos, sin, partial, len(x), x.stride(0), grad.stride(0), eps, queries, keys, half, HEADS, num_warps=1
     )  # fmt: skip
     return partial[:, :groups].sum((0, 1)), partial[:, groups:].sum((0, 1))

@@ -1,7 +1,7 @@
-"""The head pass in Triton: a chunk of logits becomes, in its own memory, the gradient that goes back through the head.
+"""Softmax over rows of logits in Triton: logits become, in their own memory, the gradient that goes back through the head.
 
 A row is read for its largest value and argmax, then read once more and overwritten with exp(logit - largest), while the sum is taken in
-float32 from the values before rounding. The label's entry gets the sum subtracted; the division by the sum happens after the product, on
+float32 from the values before rounding. The label's entry gets the sum subtracted; the division by the sum happens after the matmul, on
 [rows, H] instead of [rows, V]. So one bf16 buffer [chunk, V] is all that exists of the logits, and the head is used twice per row.
 
 With teacher rows two such buffers exist, and both rows of logits are read together, three times: for the largest values; for the sums and
@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_ray.config.schema import LossConfig
-from dflash_ray.draft.dflash.ops import product
-from dflash_ray.draft.loss import HeadPass, plain_head
 
 
 @triton.jit
@@ -151,36 +149,3 @@ def teacher_rows(logits: Tensor, wanted: Tensor, labels: Tensor, objective: Loss
     warps = 16 if block == 4096 else 4
     _teacher_rows[(rows,)](logits, wanted, labels, log_q, guess, kl, tv, size, logits.stride(0), *scales, *flags, block, num_warps=warps)
     return log_q, guess, kl, tv
-
-
-@torch.no_grad()
-def triton_head(rows: Tensor, head: Tensor, tokens: Tensor, teacher: Tensor | None, chunk: int, objective: LossConfig | None) -> HeadPass:
-    """Twin of `plain_head`, which it calls for float64."""
-    if rows.dtype == torch.float64:
-        return plain_head(rows, head, tokens, teacher, chunk, objective)
-    taught = teacher is not None
-    buffers = [rows.new_empty(min(chunk, len(rows)), len(head)) for _ in range(1 + taught)]
-    # what the buffers hold after a chunk, to be multiplied by the head
-    wanted = [False, False] if objective is None else [objective.by_anchors, objective.by_weight] if taught else [True]
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    gradients = [torch.empty(rows.shape, dtype=wide, device=rows.device) if want else None for want in wanted]
-    parts = []
-    for low in range(0, len(rows), chunk):
-        part = slice(low, min(low + chunk, len(rows)))
-        logits = [buffer[: part.stop - low] for buffer in buffers]
-        for source, out in zip((rows, teacher), logits, strict=False):
-            torch.mm(source[part], head.T, out=out)
-        if taught:
-            parts.append(teacher_rows(*logits, tokens[part], objective))
-        else:
-            parts.append(softmax_rows(*logits, tokens[part], objective is not None))
-        for slopes, gradient in zip(logits, gradients, strict=False):
-            if gradient is not None:
-                product(slopes, head, gradient[part])
-    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-    if taught:
-        by_anchors, by_weight = gradients
-        return HeadPass(*columns, None, by_weight, by_anchors)
-    log_q, guess, total = columns
-    hard = None if objective is None else gradients[0].div_(total[:, None])
-    return HeadPass(log_q, guess, None, None, hard, None, None)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 LOG2_E = 1.4426950408889634
 
@@ -106,13 +106,15 @@ def _attention_kernel(
     tl.store(to, (acc / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
-    """`fused.attention`; rows of q, k and v may lie apart, their heads side by side."""
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, bounds: DocumentBounds
+) -> torch.Tensor:
+    """`plain.fused.attention`; rows of q, k and v may lie apart, their heads side by side."""
     tokens, heads, dim = q.shape
     out = torch.empty(tokens, heads, dim, device=q.device, dtype=q.dtype)
     tiles = tiles_for(q.device)
-    _attention_kernel[(heads, rows.query_blocks.shape[0])](
-        q, k, v, out, rows.cu_seqlens, rows.query_blocks, q.stride(0), k.stride(0), v.stride(0), scale * LOG2_E,
+    _attention_kernel[(heads, bounds.query_blocks.shape[0])](
+        q, k, v, out, bounds.cu_seqlens, bounds.query_blocks, q.stride(0), k.stride(0), v.stride(0), scale * LOG2_E,
         heads, heads // k.shape[1], window or 0, dim, max(triton.next_power_of_2(dim), 16),
         tiles.queries, tiles.keys, tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A program carries the state of one value head of one document, or some columns of it, through the document's chunks: the state never leaves
 the registers, and neither pseudo-values nor the states between chunks are ever written. Per chunk of C tokens, with e = exp of the decays
-summed from the chunk's start (formula of `mixers.delta_chunk`):
+summed from the chunk's start (formula of `plain.mixers.delta_chunk`):
 
     u = (I + tril(beta e_i/e_j k k^T, -1))^-1 beta (v - e k S)      the inverse is given
     o = (e q S + tril(e_i/e_j q k^T) u) / sqrt(Dk)
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 CHUNK = 64  # of flash-linear-attention's inverses
 # columns of the state per program: 718 us for 14,416 tokens of Qwen3.6-27B on an H200, 994 with 128; 32 gave NaN (triton 3.6)
@@ -97,17 +97,19 @@ def delta_chunks(
     return out
 
 
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
-    """`fused.delta_rule`."""
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, bounds: DocumentBounds
+) -> torch.Tensor:
+    """`plain.fused.delta_rule`."""
     from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel as inverse_kernel
     from fla.ops.utils import chunk_local_cumsum
     from fla.ops.utils.constant import RCP_LN2
 
-    bounds, chunks, order = rows.delta_index
+    starts, chunks, order = bounds.delta_index
     (tokens, nk, dk), nv = k.shape, v.shape[1]
-    summed = chunk_local_cumsum(g[None], chunk_size=CHUNK, scale=RCP_LN2, cu_seqlens=bounds, chunk_indices=chunks)
+    summed = chunk_local_cumsum(g[None], chunk_size=CHUNK, scale=RCP_LN2, cu_seqlens=starts, chunk_indices=chunks)
     inverse = torch.empty(tokens, nv, CHUNK, device=k.device, dtype=k.dtype)
     inverse_kernel[(len(chunks), nv)](
-        k=k, g=summed, beta=beta, A=inverse, cu_seqlens=bounds, chunk_indices=chunks, T=tokens, H=nk, HV=nv, K=dk, BT=CHUNK, BC=16
+        k=k, g=summed, beta=beta, A=inverse, cu_seqlens=starts, chunk_indices=chunks, T=tokens, H=nk, HV=nv, K=dk, BT=CHUNK, BC=16
     )
-    return delta_chunks(q, k, v, summed[0], beta, inverse, bounds, order)
+    return delta_chunks(q, k, v, summed[0], beta, inverse, starts, order)

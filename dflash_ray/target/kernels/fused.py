@@ -1,8 +1,8 @@
-"""The functions of `fused` on CUDA, one Triton kernel each; attention and the delta rule are in modules of their own.
+"""The functions of `plain.fused` on CUDA, one Triton kernel each; attention and the delta rule have files of their own.
 
-Signatures and meaning are those of `fused`, whose functions are the twins these are tested against. A kernel reads every input once and
-writes every output once; inputs may be column slices of a joined product, so nothing is copied to be cut. Rows are tokens: no kernel's
-shape depends on how they fall into documents, and none is compiled anew for another number of tokens.
+Signatures and meaning are those of `plain.fused`, whose functions are the twins these are tested against. A kernel reads every input once
+and writes every output once; inputs may be column slices of a joined projection, so nothing is copied to be cut. Rows are tokens: no
+kernel's shape depends on how they fall into documents, and none is compiled anew for another number of tokens.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import triton.language as tl
 
 from dflash_ray.target.kernels.attention import attention
 from dflash_ray.target.kernels.delta import delta_rule
-from dflash_ray.target.plain.fused import E4M3_MAX, Quantised
-
-__all__ = ["attention", "conv_heads", "decays", "delta_rule", "gate_output", "gated_norm", "rms_norm", "rotate_heads", "swiglu"]
+from dflash_ray.target.plain.fused import E4M3_MAX, Fused, Quantised
 
 KERNELS = {
     "attention": "varlen attention, norm with rotation, output gate: Triton",
@@ -50,7 +48,7 @@ def _result(out: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | Qua
 
 
 @triton.jit
-def _rms_norm_kernel(x, add, gain, out, scale, eps, width, ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x, add, weight, out, scale, eps, width, ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
@@ -61,18 +59,18 @@ def _rms_norm_kernel(x, add, gain, out, scale, eps, width, ADD: tl.constexpr, FP
         tl.store(x + row * width + columns, stored, mask=mask)
         value = stored.to(tl.float32)
     factor = tl.rsqrt(tl.sum(value * value) / width + eps)
-    y = value * factor * tl.load(gain + columns, mask=mask, other=0.0)
+    y = value * factor * tl.load(weight + columns, mask=mask, other=0.0)
     _store_row(out, scale, row, columns, y, mask, width, FP8)
 
 
 def rms_norm(
-    x: torch.Tensor, gain: torch.Tensor, eps: float, *, add: torch.Tensor | None = None, fp8: bool = False
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, add: torch.Tensor | None = None, fp8: bool = False
 ) -> torch.Tensor | Quantised:
     tokens, width = x.shape
     out, scale = _rows_out(tokens, width, x, fp8)
     block = triton.next_power_of_2(width)
     warps = min(max(block // 1024, 1), 16)
-    _rms_norm_kernel[(tokens,)](x, add, gain, out, scale, eps, width, add is not None, fp8, block, num_warps=warps)
+    _rms_norm_kernel[(tokens,)](x, add, weight, out, scale, eps, width, add is not None, fp8, block, num_warps=warps)
     return _result(out, scale)
 
 
@@ -121,8 +119,8 @@ def swiglu(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Quanti
 
 
 @triton.jit
-def _rotate_kernel(
-    joined, gain, cos, sin, positions, stride, heads, eps, NORM: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr
+def _norm_rope_kernel(
+    joined, weight, cos, sin, positions, stride, heads, eps, NORM: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr
 ):
     """Both halves of some heads of one token: [HEADS, HALF] each."""
     row = tl.program_id(0).to(tl.int64)
@@ -134,7 +132,7 @@ def _rotate_kernel(
     second = tl.load(joined + at + D // 2, mask=mask, other=0.0).to(tl.float32)
     if NORM:
         factor = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D + eps)[:, None]
-        own = gain + head[:, None] * D + pair[None]
+        own = weight + head[:, None] * D + pair[None]
         first = first * factor * tl.load(own, mask=mask, other=0.0)
         second = second * factor * tl.load(own + D // 2, mask=mask, other=0.0)
     turn = tl.load(positions + row).to(tl.int64) * D + pair
@@ -144,11 +142,11 @@ def _rotate_kernel(
     tl.store(joined + at + D // 2, (second * c + first * s).to(joined.dtype.element_ty), mask=mask)
 
 
-def rotate_heads(
+def norm_rope(
     joined: torch.Tensor,
     heads: int,
     head_dim: int,
-    gain: torch.Tensor | None,
+    weight: torch.Tensor | None,
     eps: float,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -157,8 +155,8 @@ def rotate_heads(
     half = triton.next_power_of_2(head_dim // 2)
     together = min(triton.next_power_of_2(heads), max(2048 // half, 1))
     grid = (joined.shape[0], triton.cdiv(heads, together))
-    _rotate_kernel[grid](
-        joined, gain, cos, sin, positions, joined.stride(0), heads, eps, gain is not None, head_dim, together, half, num_warps=4
+    _norm_rope_kernel[grid](
+        joined, weight, cos, sin, positions, joined.stride(0), heads, eps, weight is not None, head_dim, together, half, num_warps=4
     )
 
 
@@ -275,3 +273,7 @@ def gated_norm(mixed: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
     grid = (tokens, triton.cdiv(heads, together))
     _gated_norm_kernel[grid](mixed, z, weight, out, scale, z.stride(0), heads, eps, fp8, dim, together, block, num_warps=8 if fp8 else 4)
     return _result(out, scale)
+
+
+def kernel_fused() -> Fused:
+    return Fused(rms_norm, swiglu, norm_rope, attention, gate_output, conv_heads, decays, delta_rule, gated_norm, KERNELS)

@@ -1,10 +1,10 @@
-"""The memory-bound steps between matrix products, each one function, chosen by the device in one place.
+"""The memory-bound steps between matmuls, each one function.
 
-`fused_for(device)` is the only way to them: here they are plain torch, in `fused_cuda` the same functions as single kernels. All take one
-packed pass: T tokens of documents end to end, [T, ...], with `positions` int32 [T] counted from each document's start. Arithmetic is
-float32 whatever the dtype of the tensors, rounded once when it is stored.
+Here they are plain torch, in `kernels.fused` the same functions are single kernels; `devices.fused_for` chooses. All take one packed
+pass: T tokens of documents end to end, [T, ...], with `positions` int32 [T] counted from each document's start. Arithmetic is float32
+whatever the dtype of the tensors, rounded once when it is stored.
 
-With `fp8` a function returns `Quantised` rows for a product in 8 bits instead of a tensor.
+With `fp8` a function returns `Quantised` rows for a matmul in 8 bits instead of a tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_ray.target.plain import mixers
-from dflash_ray.target.plain.mixers import Rows
+from dflash_ray.target.plain.mixers import DocumentBounds
 
 E4M3_MAX = 448.0  # largest finite float8_e4m3fn
 
@@ -31,11 +31,11 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Fused:
-    """The functions of this module, in the variant of one device."""
+    """The functions of this file, plain or as kernels."""
 
     rms_norm: Callable[..., torch.Tensor | Quantised]
     swiglu: Callable[..., torch.Tensor | Quantised]
-    rotate_heads: Callable[..., None]
+    norm_rope: Callable[..., None]
     attention: Callable[..., torch.Tensor]
     gate_output: Callable[..., torch.Tensor | Quantised]
     conv_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -48,13 +48,8 @@ class Fused:
 KERNELS = {"attention": "plain torch", "delta": "plain torch"}
 
 
-def fused_for(device: torch.device) -> Fused:
-    if device.type == "cuda":
-        from dflash_ray.target.kernels import fused as source
-
-        parts = {name: getattr(source, name) for name in Fused.__dataclass_fields__ if name != "kernels"}
-        return Fused(**parts, kernels=source.KERNELS)
-    return Fused(rms_norm, swiglu, rotate_heads, attention, gate_output, conv_heads, decays, delta_rule, gated_norm, KERNELS)
+def plain_fused() -> Fused:
+    return Fused(rms_norm, swiglu, norm_rope, attention, gate_output, conv_heads, decays, delta_rule, gated_norm, KERNELS)
 
 
 def quantise(x: torch.Tensor) -> Quantised:
@@ -69,12 +64,12 @@ def _stored(wide: torch.Tensor, dtype: torch.dtype, fp8: bool) -> torch.Tensor |
 
 
 def rms_norm(
-    x: torch.Tensor, gain: torch.Tensor, eps: float, *, add: torch.Tensor | None = None, fp8: bool = False
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, add: torch.Tensor | None = None, fp8: bool = False
 ) -> torch.Tensor | Quantised:
-    """x / rms(x) * gain of x [T, H], gain float32 [H]. `add` [T, H] is first added to x, in place."""
+    """x / rms(x) * weight of x [T, H], weight float32 [H]. `add` [T, H] is first added to x, in place."""
     if add is not None:
         x.copy_(x.float() + add.float())
-    return _stored(F.rms_norm(x.float(), x.shape[-1:], gain, eps), x.dtype, fp8)
+    return _stored(F.rms_norm(x.float(), x.shape[-1:], weight, eps), x.dtype, fp8)
 
 
 def swiglu(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Quantised:
@@ -83,31 +78,33 @@ def swiglu(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Quanti
     return _stored(F.silu(gate) * up, gate_up.dtype, fp8)
 
 
-def rotate_heads(
+def norm_rope(
     joined: torch.Tensor,
     heads: int,
     head_dim: int,
-    gain: torch.Tensor | None,
+    weight: torch.Tensor | None,
     eps: float,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
 ) -> None:
-    """Norm (where gain float32 [heads, D] is given) and rotation of the first `heads` heads of joined [T, W], in place.
+    """Norm (where weight float32 [heads, D] is given) and rotation of the first `heads` heads of joined [T, W], in place.
 
     cos, sin: float32 [positions, D], sin negative in the first half; features i and i + D/2 turn together (`layers.rotary_order`).
     """
     part = joined[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
     wide = part.float()
-    if gain is not None:
-        wide = F.rms_norm(wide, (head_dim,), None, eps) * gain
+    if weight is not None:
+        wide = F.rms_norm(wide, (head_dim,), None, eps) * weight
     at = positions.long()
     part.copy_(wide * cos[at].unsqueeze(1) + wide.roll(head_dim // 2, -1) * sin[at].unsqueeze(1))
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, bounds: DocumentBounds
+) -> torch.Tensor:
     """Causal attention inside each document, q [T, N, D], k and v [T, Nkv, D]: [T, N*D]."""
-    return mixers.attention(q[None], k[None], v[None], scale=scale, window=window, rows=rows)[0].flatten(1)
+    return mixers.attention(q[None], k[None], v[None], scale=scale, window=window, bounds=bounds)[0].flatten(1)
 
 
 def gate_output(mixed: torch.Tensor, gate: torch.Tensor | None, *, fp8: bool = False) -> torch.Tensor | Quantised:
@@ -142,9 +139,11 @@ def decays(b: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, dt_bias: torch.
     return rate * F.softplus(a.float() + dt_bias), b.float().sigmoid()
 
 
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows) -> torch.Tensor:
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, bounds: DocumentBounds
+) -> torch.Tensor:
     """Gated delta rule inside each document; q, k [T, Nk, Dk] of length 1, v [T, Nv, Dv], g and beta [T, Nv]: [T, Nv, Dv]."""
-    return mixers.delta_rule(q[None], k[None], v[None], g[None], beta[None], rows=rows, unit=True)[0]
+    return mixers.delta_rule(q[None], k[None], v[None], g[None], beta[None], bounds=bounds, unit=True)[0]
 
 
 def gated_norm(mixed: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False) -> torch.Tensor | Quantised:

@@ -1,9 +1,8 @@
-"""The three functions that mix tokens, chosen by the device in one place.
+"""The functions that mix tokens, in plain torch: what runs on a CPU, and the oracle of the kernels.
 
-`mixers_for(device)` is the only way to them: plain torch on a CPU, kernels on CUDA. On a CPU nothing of triton or flash-linear-attention
-is ever called, even where transformers has bound it at import. Each function takes `Rows`: either a rectangle whose rows are documents
-of their own (right padding is harmless, everything here is causal), or one row of documents end to end with `cu_seqlens`, none of which
-may see another. The CPU functions take `cu_seqlens` as seriously as the kernels do: what they compute is the oracle for both.
+`devices.mixers_for` chooses between them and the kernels. Each function takes `DocumentBounds`: either a rectangle whose rows are
+documents of their own (right padding is harmless, everything here is causal), or one row of documents end to end with `cu_seqlens`, none
+of which may see another. These functions take `cu_seqlens` as seriously as the kernels do.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ CHUNK = 64  # tokens per step of the chunked delta rule
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How the tokens of one forward pass fall into documents."""
+class DocumentBounds:
+    """Where the documents of one forward pass begin and end."""
 
     cu_seqlens: torch.Tensor | None = None  # int32 [D+1] on the device, or None: every row is one document
     lengths: tuple[int, ...] = ()  # with cu_seqlens: tokens of each document
-    # what CUDA's kernels derive from cu_seqlens, made once per pass by `mixers_cuda.kernel_rows`
+    # what CUDA's kernels derive from cu_seqlens, made once per pass by `kernels.mixers.kernel_bounds`
     delta_index: tuple[torch.Tensor, ...] | None = None
     query_blocks: torch.Tensor | None = None
 
@@ -37,9 +36,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Mixers:
-    """attention(q [B,T,N,D], k, v [B,T,Nkv,D], scale, window, rows) -> [B,T,N,D]
-    short_conv(x [B,T,C], weight [C,W], rows) -> [B,T,C], causal depthwise convolution and SiLU
-    delta_rule(q, k [B,T,Nk,Dk], v [B,T,Nv,Dv], g, beta float32 [B,T,Nv], rows) -> [B,T,Nv,Dv]; q and k are normalised inside
+    """attention(q [B,T,N,D], k, v [B,T,Nkv,D], scale, window, bounds) -> [B,T,N,D]
+    short_conv(x [B,T,C], weight [C,W], bounds) -> [B,T,C], causal depthwise convolution and SiLU
+    delta_rule(q, k [B,T,Nk,Dk], v [B,T,Nv,Dv], g, beta float32 [B,T,Nv], bounds) -> [B,T,Nv,Dv]; q and k are normalised inside
     delta_prefill(q, k, v, g, beta): the same on rows that are documents, and the state float32 [B,Nv,Dk,Dv] after the last token
     """
 
@@ -54,25 +53,17 @@ def plain_mixers() -> Mixers:
     return Mixers(attention, short_conv, delta_rule, delta_prefill)
 
 
-def mixers_for(device: torch.device) -> Mixers:
-    if device.type == "cpu":
-        return plain_mixers()
-    if device.type == "cuda":
-        from dflash_ray.target.kernels import mixers as mixers_cuda
-
-        return mixers_cuda.mixers()
-    raise ValueError(f"device {device}: targets run on cpu or cuda")
-
-
-def _per_document(rows: Rows, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+def _per_document(bounds: DocumentBounds, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
     """`function` on every document of the one packed row, results end to end."""
-    return torch.cat([function(*(tensor[:, start:end] for tensor in tensors)) for start, end in rows.spans], dim=1)
+    return torch.cat([function(*(tensor[:, start:end] for tensor in tensors)) for start, end in bounds.spans], dim=1)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, rows: Rows) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, bounds: DocumentBounds
+) -> torch.Tensor:
     """Causal attention inside each document; with `window` W a query sees the last W positions, its own included."""
-    if rows.cu_seqlens is not None:
-        return _per_document(rows, lambda *qkv: attention(*qkv, scale=scale, window=window, rows=Rows()), q, k, v)
+    if bounds.cu_seqlens is not None:
+        return _per_document(bounds, lambda *qkv: attention(*qkv, scale=scale, window=window, bounds=DocumentBounds()), q, k, v)
     length = q.shape[1]
     mask = None
     if window is not None and length > window:
@@ -86,9 +77,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
     return out.transpose(1, 2)
 
 
-def short_conv(x: torch.Tensor, weight: torch.Tensor, *, rows: Rows) -> torch.Tensor:
-    if rows.cu_seqlens is not None:
-        return _per_document(rows, lambda part: short_conv(part, weight, rows=Rows()), x)
+def short_conv(x: torch.Tensor, weight: torch.Tensor, *, bounds: DocumentBounds) -> torch.Tensor:
+    if bounds.cu_seqlens is not None:
+        return _per_document(bounds, lambda part: short_conv(part, weight, bounds=DocumentBounds()), x)
     return F.silu(conv_valid(F.pad(x, (0, 0, weight.shape[1] - 1, 0)), weight))
 
 
@@ -105,10 +96,10 @@ def conv_valid(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, rows: Rows, unit: bool = False
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, bounds: DocumentBounds, unit: bool = False
 ) -> torch.Tensor:
-    if rows.cu_seqlens is not None:
-        return _per_document(rows, lambda *parts: delta_rule(*parts, rows=Rows(), unit=unit), q, k, v, g, beta)
+    if bounds.cu_seqlens is not None:
+        return _per_document(bounds, lambda *parts: delta_rule(*parts, bounds=DocumentBounds(), unit=unit), q, k, v, g, beta)
     return delta_prefill(q, k, v, g, beta, unit=unit)[0]
 
 
@@ -191,7 +182,7 @@ def _not_ahead(length: int, device: torch.device) -> torch.Tensor:
 
 
 def delta_state(k: torch.Tensor, pseudo: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """State after the last of the given tokens, from the state before the first: one product, no recomputation."""
+    """State after the last of the given tokens, from the state before the first: one matmul, no recomputation."""
     last = decay[:, -1:]
     return torch.baddbmm(state * decayed(last)[..., None], (k * decayed(last - decay)[..., None]).transpose(1, 2), pseudo)
 
