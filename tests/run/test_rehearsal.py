@@ -71,16 +71,16 @@ def test_it_takes_as_much_memory_as_the_largest_real_micro_step(tmp_path, loss):
     config = validate(tiny_config(tmp_path / "material", tmp_path / "run", **sections))
     spec = resolve(config, device="cpu", run_dir=tmp_path / "run")
     batches, target, teacher = open_batches(spec), load_run_target(spec), config.loss.needs_teacher
-    facts = batches.describe()
-    trainer, real = make_trainer(spec, facts["batches"]), 0
-    for step in range(facts["batches"]):
+    plan = batches.info
+    trainer, real = make_trainer(spec, plan.batches), 0
+    for step in range(plan.batches):
         batch = batches.batch("train", step)
         features, *rows = target.features_and_teacher(batch, 4) if teacher else [target.features(batch)]
         peak, _ = memory(lambda: trainer.micro_step(batch, features.clone(), rows or None), tmp_path)  # noqa: B023 - called at once
         trainer.optimizer_step(step)
         real = max(real, peak)
     real += sum(tensor.nbytes for tensor in trainer.optimizer.state().values())
-    tokens, anchors = facts["most_tokens"], facts["most_anchors"]
+    tokens, anchors = plan.most_tokens, plan.most_anchors
     peak, left = memory(lambda: rehearse_drafter(trainer, tokens, anchors), tmp_path)
     assert real <= peak < 2 * real and left == 0
     assert memory(lambda: rehearse_drafter(trainer, tokens // 2, anchors), tmp_path)[0] < real
@@ -91,15 +91,15 @@ def test_it_takes_as_much_memory_as_the_largest_real_pass_of_the_target(tmp_path
     """In one packed pass, as on a GPU."""
     config = validate(tiny_config(tmp_path / "material", tmp_path / "run", train={"epochs": 1}))
     spec = resolve(config, device="cpu", run_dir=tmp_path / "run")
-    batches, facts = open_batches(spec), open_batches(spec).describe()
+    batches, plan = open_batches(spec), open_batches(spec).info
     target = load_target(config.target.path, taps=[1, 5], device="cpu", teacher=teacher, fast=True, require_fast=True)
-    target.rotary_table(2 * facts["most_tokens"])  # grows once and stays
+    target.rotary_table(2 * plan.most_tokens)  # grows once and stays
     real = 0
-    for number in range(facts["batches"]):
+    for number in range(plan.batches):
         batch = batches.batch("train", number)
         peak, _ = memory(lambda: target.features_and_teacher(batch, 4) if teacher else target.features(batch), tmp_path)  # noqa: B023
         real = max(real, peak)
-    tokens, anchors = facts["most_tokens"], facts["most_anchors"]
+    tokens, anchors = plan.most_tokens, plan.most_anchors
     peak, left = memory(lambda: rehearse_target(target, tokens, anchors, 4, teacher=teacher), tmp_path)
     assert real <= peak < 2 * real and left == 0
     assert memory(lambda: rehearse_target(target, tokens // 2, anchors, 4, teacher=teacher), tmp_path)[0] < real
