@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from dflash_ray.config.schema import DraftConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+KERNEL_ROWS = 128  # of a kernel's tile: slots of a block times query heads per key head must fit
 
 
 class TargetSizes(Protocol):
@@ -89,6 +90,12 @@ class DraftShape:
     def features(self) -> int:
         """Width of the received features: taps x hidden."""
         return len(self.target_layer_ids) * self.hidden
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Do the GPU's kernels, which are for bf16, take heads of this size (16 to 128, a power of two) and blocks of this many rows?"""
+        rows = self.block_size * self.heads // self.kv_heads
+        return 16 <= self.head_dim <= 128 and self.head_dim & (self.head_dim - 1) == 0 and rows <= KERNEL_ROWS
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer; None for full attention."""
