@@ -33,8 +33,8 @@ def main(argv: list[str]) -> int:
     config = run_config(args.run)
     checkpoint = choose_checkpoint(args.run, args.checkpoint)
     shape = DraftShape(**checkpoint.meta["shape"])
-    facts, tau = facts_of_run(args.run, config, checkpoint)
-    card, weights = model_card(shape, config, config.run.name, facts, tau), serving_weights(checkpoint.tensors())
+    details, tau = facts_of_run(args.run, config, checkpoint)
+    card, weights = model_card(shape, config, config.run.name, details, tau), serving_weights(checkpoint.tensors())
     try:
         (args.output / CONFIG).unlink(missing_ok=True)  # written last, so a folder that has it is whole
         difference = export_drafter(weights, shape, args.output, card, checkpoint.meta.get("weights", ""))
