@@ -34,8 +34,8 @@ class FakeBatcher(_Fake):
 
     def fetch(self, wanted: list[tuple[str, int]]) -> tuple[list[dict[str, Any]], *tuple[np.ndarray, ...]]:
         sizes = {"tokens": TOKENS, "allocated_tokens": TOKENS, "documents": 1, "supervised": TOKENS, "anchors": 1, "bucket": -1}
-        facts = [{"number": number, "epoch": 0, "sample_ids": [number], **sizes} for _, number in wanted]
-        return facts, *(np.zeros(TOKENS, dtype=np.int32) for _ in wanted)
+        batches = [{"number": number, "epoch": 0, "sample_ids": [number], **sizes} for _, number in wanted]
+        return batches, *(np.zeros(TOKENS, dtype=np.int32) for _ in wanted)
 
 
 @ray.remote(concurrency_groups={"compute": 1, "send": 1, "ask": 1})

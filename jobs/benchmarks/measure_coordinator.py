@@ -1,13 +1,7 @@
-"""Measure what coordination costs: `python -m jobs.bench coordinator [--targets 8] [--batches 4000] [--json OUT]`.
-
-Two rows. `flow`: the bookkeeping alone, in one process, with 256 targets that answer at once. `coordinator`: the real coordinator with
-real actor processes that compute nothing; batches per second, and CPU time of the coordinator's whole process per batch.
-"""
+"""Rows of `jobs.bench coordinator`: the bookkeeping alone, and the real coordinator with fake actors."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import tempfile
@@ -25,38 +19,25 @@ from dflash_ray.config.loading import validate
 from dflash_ray.pipeline.flow import Flow
 from dflash_ray.run.spec import RunSpec, resolve
 from jobs.benchmarks.fake_actors import FAKES
-from jobs.support import cli
-from jobs.support.run_driver import connect
+from jobs.support.local_ray import connect
 
 FLOW_TARGETS, FLOW_BATCHES = 256, 20_000
 STEP = 8  # batches
-WARM = 200  # batches before counting begins
 LIMIT = 60.0
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.Arguments(prog="python -m jobs.bench coordinator", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--targets", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=4000, help="of the coordinator's run")
-    parser.add_argument("--json", type=Path, help="write the record here")
-    args = parser.parse_args(argv)
-    for name, value, least in (("targets", args.targets, 1), ("batches", args.batches, 2 * WARM)):
-        if value < least:
-            raise ValueError(f"--{name} {value}: give at least {least}")
+def measure(targets: int, batches: int, warm: int) -> dict[str, Any]:
+    """The record of both rows, printed as they come; counting begins after `warm` batches."""
     rows = [measure_flow(FLOW_TARGETS, FLOW_BATCHES)]
     print(f"{rows[0]['name']:<28} {rows[0]['batches_per_second']:10,.0f} batches/s")
-    rows.append(measure_coordinator(args.targets, args.batches))
+    rows.append(measure_coordinator(targets, batches, warm))
     last = rows[-1]
     print(
         f"{last['name']:<28} {last['batches_per_second']:10,.0f} batches/s {last['cpu_ms_per_batch']:8.2f} ms of CPU per batch "
         f"{last['slowest_status_ms']:8.0f} ms slowest status"
     )
-    if args.json:
-        facts = {"job": "coordinator", "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpus": os.cpu_count()}
-        facts |= {"machine": platform.machine(), "load": os.getloadavg()[0], "rows": rows}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(facts, indent=1))
-    return 0
+    record = {"job": "coordinator", "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpus": os.cpu_count()}
+    return record | {"machine": platform.machine(), "load": os.getloadavg()[0], "rows": rows}
 
 
 def measure_flow(targets: int, batches: int) -> dict[str, Any]:
@@ -92,8 +73,8 @@ def fake_run(targets: int, batches: int, folder: Path) -> RunSpec:
     return resolve(validate(tree), device="cpu", run_dir=folder, namespace=f"dflash-ray-bench-{os.getpid()}")
 
 
-def measure_coordinator(targets: int, batches: int) -> dict[str, Any]:
-    """A whole run with fake actors; counting begins after WARM batches, when all of them are up, and ends before the last ones."""
+def measure_coordinator(targets: int, batches: int, warm: int) -> dict[str, Any]:
+    """A whole run with fake actors; counting begins after `warm` batches, when all of them are up, and ends before the last ones."""
     connect()
     with tempfile.TemporaryDirectory() as folder:
         spec = fake_run(targets, batches, Path(folder) / "run")
@@ -110,7 +91,7 @@ def measure_coordinator(targets: int, batches: int) -> dict[str, Any]:
                 lines = {line["name"]: line for line in status["actors"]}
                 up = sum(line["state"] == "working" for name, line in lines.items() if name.startswith("target")) == targets
                 done = lines["drafter"]["batches"] if lines else 0
-                if up and done >= WARM:
+                if up and done >= warm:
                     waits.append(now - began)
                     last = (now, done, lines["coordinator"]["cpu_seconds"])
                     first = first or last

@@ -1,9 +1,4 @@
-"""Measure the drafter: `python -m jobs.bench drafter [--shape NAME] [--json OUT] [--profile OUT]`.
-
-Random weights, features and tokens at the real shape, every token supervised. Counted FLOPs of a micro-step (forward and backward) are
-6 x rows x layer parameters + 4 x label rows x H x V + 6 x tokens x (fc + key and value parameters); no attention, no recomputation.
-`beyond` is the peak less master weights, float32 gradients, moments, embedding and head. Losses are compared with float64.
-"""
+"""Rows of `jobs.bench drafter`: micro-steps and steps of the real trainer, and its losses beside float64."""
 
 from __future__ import annotations
 
@@ -27,38 +22,27 @@ from dflash_ray.draft.dflash.shape import DraftShape, resolve_shape
 from dflash_ray.draft.loss import block_losses
 from dflash_ray.draft.trainer import DraftTrainer, Staged
 from dflash_ray.planning import bench
-from dflash_ray.target.known_shapes import SHAPES
 from dflash_ray.target.shape import known_target_shape
 from dflash_ray.transport.channel import Receiver
 from dflash_ray.transport.payload import pack
+from jobs.benchmarks.flags import default_shape, write_record
 
 # settings of the published drafter; the tiny one has the same kinds of layers
 PUBLISHED = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128, sliding_window=2048, num_layers=5, block_size=16)
 TINY = dict(num_attention_heads=4, num_key_value_heads=1, head_dim=16, sliding_window=64, num_layers=2, block_size=8)
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench drafter", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="default qwen3.6-27b on a GPU, tiny-hybrid on a CPU")
-    parser.add_argument("--repeats", type=int, default=10, help="timed calls per row, after two untimed ones")
-    parser.add_argument("--chunk", type=int, help="train.head_chunk, default its own")
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    parser.add_argument("--json", type=Path, help="write the record there")
-    parser.add_argument("--profile", type=Path, help="GPU only: write the time by kernel of one step there")
-    args = parser.parse_args(argv)
+def measure_all(args: argparse.Namespace) -> None:
+    """Every row of `args`, printed, and written where `args.json` says."""
     device = bench.bench_device()
-    if args.repeats < 1:
-        raise ValueError(f"--repeats: {args.repeats} times nothing; use at least 1")
     if args.profile and device.type != "cuda":
         raise ValueError("--profile: kernels are listed on a GPU only, and there is none here")
-    name = args.shape or ("qwen3.6-27b" if device.type == "cuda" else "tiny-hybrid")
+    name = args.shape or default_shape(device.type == "cuda")
     trainer = make_trainer(name, device, args.optimizer, args.chunk)
     record = bench.Record("drafter", name, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
-    record.facts |= {"shape_values": trainer.shape.as_dict(), "fused": trainer.fused is not None, "optimizer": args.optimizer}
-    record.facts |= {"head_chunk": trainer.config.train.head_chunk, "repeats": args.repeats, "parameters": trainer.shape.parameters}
-    print(f"{name}, drafter of {trainer.shape.parameters / 1e6:,.0f} M parameters on {record.facts['device']}")
+    record.about |= {"shape_values": trainer.shape.as_dict(), "fused": trainer.fused is not None, "optimizer": args.optimizer}
+    record.about |= {"head_chunk": trainer.config.train.head_chunk, "repeats": args.repeats, "parameters": trainer.shape.parameters}
+    print(f"{name}, drafter of {trainer.shape.parameters / 1e6:,.0f} M parameters on {record.about['device']}")
     print(f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}", flush=True)
     for case, batch in cases(trainer.shape, device.type == "cuda").items():
         measure(record, trainer, case, batch, args.repeats)
@@ -68,16 +52,19 @@ def main(argv: list[str]) -> int:
     print(json.dumps(record.comparisons, indent=1))
     if args.profile:
         profile(trainer, first, args.profile)
-    if args.json:
-        record.write(args.json)
-    return 0
+    write_record(args.json, record.as_dict())
+
+
+def draft_settings(hidden: int, vocab: int) -> dict[str, Any]:
+    """The `draft` section of a config for a target of these sizes: the published drafter, or a tiny one."""
+    settings = PUBLISHED if hidden >= 2048 else TINY
+    kinds = ["sliding_attention"] * (settings["num_layers"] - 1) + ["full_attention"]
+    return {**settings, "layer_types": kinds, "mask_token_id": vocab - 1}
 
 
 def make_trainer(name: str, device: torch.device, optimizer: str, chunk: int | None) -> DraftTrainer:
     target_shape = known_target_shape(name)
-    settings = dict(PUBLISHED if target_shape.hidden_size >= 2048 else TINY)
-    settings["layer_types"] = ["sliding_attention"] * (settings["num_layers"] - 1) + ["full_attention"]
-    settings["mask_token_id"] = target_shape.vocab_size - 1
+    settings = draft_settings(target_shape.hidden_size, target_shape.vocab_size)
     train = {"head_chunk": chunk} if chunk else {}
     config = load_config(overrides={"draft": settings, "optimizer": {"name": optimizer}, "train": train})
     shape = resolve_shape(config.draft, target_shape)
@@ -136,20 +123,20 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
     staged = trainer.stage(one, on_host)
     step(trainer, staged)  # makes the optimizer's state
     peak = bench.peak_bytes(device, lambda: step(trainer, staged))
-    facts = {"anchors": len(one.anchors), "labels": staged.labels.count, "documents": one.documents}
+    details = {"anchors": len(one.anchors), "labels": staged.labels.count, "documents": one.documents}
     if peak:
-        facts["beyond_gib"] = (peak - held_bytes(trainer)) / 2**30
+        details["beyond_gib"] = (peak - held_bytes(trainer)) / 2**30
     flops = counted_flops(trainer.shape, one, staged.labels.count)
 
-    def add(kind: str, call: Callable[[], Any], peak: int = 0, facts: dict[str, Any] | None = None) -> None:
+    def add(kind: str, call: Callable[[], Any], peak: int = 0, details: dict[str, Any] | None = None) -> None:
         timing = bench.time_calls(call, device, repeats=repeats)
-        record.add(bench.Row(f"{name}: {kind}", timing, one.tokens, flops, peak, facts or {}))
+        record.add(bench.Row(f"{name}: {kind}", timing, one.tokens, flops, peak, details or {}))
 
     def first() -> None:
         trainer.forget_gradients()
         trainer.train_staged(staged)
 
-    add("forward+backward", first, peak, facts)
+    add("forward+backward", first, peak, details)
     add("forward+backward, added", lambda: trainer.train_staged(staged))
     trainer.optimizer_step(trainer.step)
     add("step", lambda: step(trainer, staged), peak)
@@ -170,7 +157,7 @@ def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, 
         add("step while staging", fed)
         coming.pop().result()
     if peak:
-        print(f"    peak beyond weights, gradients, moments, embedding and head: {facts['beyond_gib']:.2f} GiB", flush=True)
+        print(f"    peak beyond weights, gradients, moments, embedding and head: {details['beyond_gib']:.2f} GiB", flush=True)
 
 
 def step(trainer: DraftTrainer, staged: Staged) -> None:

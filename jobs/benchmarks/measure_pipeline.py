@@ -1,16 +1,10 @@
-"""Measure a whole run: `python -m jobs.bench pipeline [--shape NAME] [--topology 1-1] [--seconds N] [--tokens-per-anchor X] [--json OUT]`.
-
-First each stage alone (the real actors, one after the other, on the first batches of the run), then a real run of all of them on random
-weights and documents of natural lengths. Compared: the run's real tokens per second and those of the slower stage alone. The first tenth
-of the run is left out. Memory is sampled twice a second; power is the GPUs' own energy counter. Every setting of a run is a flag too.
-"""
+"""Runs of `jobs.bench pipeline`: each side alone, then all of them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,41 +24,26 @@ from dflash_ray.data.store.writer import DatasetWriter
 from dflash_ray.planning import bench
 from dflash_ray.run.build import open_batches
 from dflash_ray.run.spec import resolve
-from dflash_ray.target.known_shapes import SHAPES
 from dflash_ray.target.shape import known_target_shape
 from dflash_ray.transport.payload import pack
-from jobs.benchmarks.drafter import PUBLISHED, TINY
+from jobs.benchmarks.flags import default_shape, write_record
+from jobs.benchmarks.measure_drafter import draft_settings
 from jobs.benchmarks.sampler import Sampler
-from jobs.support.run_driver import connect, drive, prepare
+from jobs.support.local_ray import connect
+from jobs.support.run_driver import drive, prepare
 
 LIMIT = 600
 WARM_BATCHES, TIMED_BATCHES = 2, 4  # one optimizer step in the timed ones
 
 
-def main(argv: list[str]) -> int:
+def measure_all(args: argparse.Namespace, flags: list[str]) -> None:
+    """A run for each number of tokens per anchor; the record is written after each, where `args.json` says."""
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3.6-27b" if gpu else "tiny-hybrid")
-    parser.add_argument("--topology", default="1-1")
-    parser.add_argument("--seconds", type=float, default=180 if gpu else 5, help="about how long the run takes")
-    parser.add_argument("--tokens-per-anchor", type=float, nargs="+", default=[43.0], help="one run for each")
-    parser.add_argument("--token-budget", type=int, default=16384 if gpu else 512)
-    parser.add_argument("--transport", choices=("auto", "direct", "object_store"), default="auto")
-    parser.add_argument("--json", type=Path, help="write the record there")
-    args, rest = parser.parse_known_args(argv)
-    if args.seconds <= 0:
-        raise ValueError(f"--seconds: {args.seconds:g} is no time; use at least 1")
+    args.shape = args.shape or default_shape(gpu)
+    args.seconds = args.seconds or (180 if gpu else 5)
+    if args.token_budget is None:
+        args.token_budget = 16384 if gpu else 512
     connect()
-    try:
-        return bench_runs(args, rest)
-    except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
-
-
-def bench_runs(args: argparse.Namespace, flags: list[str]) -> int:
     record = {"job": "pipeline", "shape": args.shape, "topology": args.topology, "versions": bench.versions(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="dflash-ray-bench-") as scratch:
         documents(Path(scratch) / "data", args)
@@ -74,10 +53,7 @@ def bench_runs(args: argparse.Namespace, flags: list[str]) -> int:
             target_rate = target_rate or one.target_alone()
             record["runs"].append(one.measure(target_rate))
             record["device"] = bench.device_name(torch.device(one.spec.device))
-            if args.json:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(record, indent=1))
-    return 0
+            write_record(args.json, record)
 
 
 def documents(folder: Path, args: argparse.Namespace) -> None:
@@ -174,13 +150,11 @@ class Case:
 
 
 def settings(args: argparse.Namespace, scratch: Path, per_anchor: float, hidden: int, vocab: int) -> dict[str, Any]:
-    draft = dict(PUBLISHED if hidden >= 2048 else TINY)
-    draft["layer_types"] = ["sliding_attention"] * (draft["num_layers"] - 1) + ["full_attention"]
     return {
         "run": {"name": "bench", "dir": str(scratch / "run")},
         "topology": args.topology,
         "target": {"shape": args.shape, "weights": "random"},
-        "draft": {**draft, "mask_token_id": vocab - 1},
+        "draft": draft_settings(hidden, vocab),
         "data": {"path": str(scratch / "data" / "all")},
         "batching": {"strategy": "packed", "token_budget": args.token_budget},
         "anchors": {"tokens_per_anchor": per_anchor},

@@ -1,15 +1,9 @@
-"""Measure the frozen target: `python -m jobs.bench target [--shape NAME] [--precision bf16|fp8|both] [--layers N] [--json OUT]`.
-
-Random weights at the real shape, log-normal document lengths. Packed batches in random order are compared with a uniform (length-sorted)
-batch, with padded length buckets and with random padded batches; every row with the matrix-product ceiling of the same run. `both` measures
-fp8 on packed batches only: what padding costs does not depend on precision.
-"""
+"""Rows of `jobs.bench target`: the frozen target on batches of every layout."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,28 +13,21 @@ from dflash_ray.data.batches.batch import Batch
 from dflash_ray.draft.dflash.shape import resolve_taps
 from dflash_ray.planning import bench
 from dflash_ray.target.cost import counted_flops
-from dflash_ray.target.known_shapes import SHAPES
 from dflash_ray.target.load import load_target
 from dflash_ray.target.model import FrozenTarget
 from dflash_ray.target.shape import known_target_shape
+from jobs.benchmarks.flags import default_shape, write_record
 
 # of the corpus the lengths are drawn like; shorter corpora scale them
 EDGES, LONGEST = (0, 770, 1216, 1728, 2432, 3296, 8192), 8192
 SAMPLES = 20_000
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.bench target", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="default qwen3.6-27b on a GPU, tiny-hybrid on a CPU")
-    parser.add_argument("--precision", choices=("bf16", "fp8", "both"), default="bf16")
-    parser.add_argument("--layers", type=int, help="only the first N layers, for a quick look")
-    parser.add_argument("--longest", type=int, help="longest document; default 8192 on a GPU, 256 on a CPU; budgets scale with it")
-    parser.add_argument("--repeats", type=int, default=3, help="timed calls per row, after one untimed")
-    parser.add_argument("--json", type=Path, help="write the record there")
-    args = parser.parse_args(argv)
+def measure_all(args: argparse.Namespace) -> None:
+    """Every row of `args`, printed, and written where `args.json` says."""
     device = bench.bench_device()
     gpu = device.type == "cuda"
-    shape = args.shape or ("qwen3.6-27b" if gpu else "tiny-hybrid")
+    shape = args.shape or default_shape(gpu)
     longest = args.longest or (LONGEST if gpu else 256)
     target_shape = known_target_shape(shape)
     layers = args.layers or target_shape.num_layers - 2
@@ -50,12 +37,12 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--longest: {longest} leaves length buckets empty; use at least 256")
     taps = [tap for tap in resolve_taps(DraftConfig(), target_shape.num_layers) if tap < layers - 1] + [layers - 1]
     record = bench.Record("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
-    record.facts |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
+    record.about |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
     ceilings = f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}"
-    print(f"{shape}, {layers} layers on {record.facts['device']}: {ceilings}", flush=True)
+    print(f"{shape}, {layers} layers on {record.about['device']}: {ceilings}", flush=True)
     for precision in ("bf16", "fp8") if args.precision == "both" else (args.precision,):
         target = load_target(None, taps=taps, device=device, precision=precision, random_shape=shape, fast=True)
-        record.facts[f"kernels_{precision}"] = vars(target.kernels)
+        record.about[f"kernels_{precision}"] = vars(target.kernels)
         for name, one in cases(longest, target_shape.vocab_size).items():
             if precision == args.precision or precision == "bf16" or name.startswith("packed"):
                 measure(record, target, f"{precision} {name}", one, layers, args.repeats)
@@ -65,9 +52,7 @@ def main(argv: list[str]) -> int:
     if args.precision == "both":
         record.comparisons["fp8 over bf16, packed"] = rate(record, "fp8 packed 16k") / rate(record, "bf16 packed 16k")
     print(json.dumps(record.comparisons, indent=1))
-    if args.json:
-        record.write(args.json)
-    return 0
+    write_record(args.json, record.as_dict())
 
 
 def cases(longest: int, vocab: int) -> dict[str, Batch]:
@@ -117,14 +102,14 @@ def measure(record: bench.Record, target: FrozenTarget, name: str, one: Batch, l
         peak = bench.peak_bytes(target.device, lambda: target.features(one))
         timing = bench.time_calls(lambda: target.features(one), target.device, repeats=repeats, warm=0)
     flops = counted_flops(target.shape, layers, one.lengths)
-    facts = {"documents": one.documents, "allocated_tokens": one.allocated_tokens}
-    record.add(bench.Row(name, timing, one.tokens, flops, peak, facts))
+    details = {"documents": one.documents, "allocated_tokens": one.allocated_tokens}
+    record.add(bench.Row(name, timing, one.tokens, flops, peak, details))
 
 
 def rate(record: bench.Record, name: str, *, allocated: bool = False) -> float:
     """Real (or allocated) tokens per second of a row."""
     row = next(row for row in record.rows if row.name == name)
-    return (row.facts["allocated_tokens"] if allocated else row.tokens) / row.timing.median
+    return (row.details["allocated_tokens"] if allocated else row.tokens) / row.timing.median
 
 
 def compare(record: bench.Record, precision: str, longest: int) -> None:

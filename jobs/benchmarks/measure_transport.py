@@ -1,17 +1,10 @@
-"""Measure how features travel between actors: `python -m jobs.bench transport [--tokens N] [--width N] [--sources N] [--json OUT]`.
-
-One message is the features of a batch, bfloat16 [tokens, width]. Object store and direct way, one message at a time and overlapped, from
-one source and from several into one receiver; on two GPUs also NCCL, for comparison only. GB/s are payload bytes over wall time, the
-receiver's copy to its device included.
-"""
+"""Rows of `jobs.bench transport`: real actors that send and receive."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,7 +13,7 @@ import torch
 from dflash_ray.planning import bench
 from dflash_ray.transport.channel import Payload, Receiver, Remote, Sender, slot_of
 from dflash_ray.transport.peer import Buffer, see_all_gpus
-from jobs.support.run_driver import connect
+from jobs.support.local_ray import connect
 
 LIMIT = 120
 
@@ -72,7 +65,7 @@ class Sink:
         self.device, self.shape = bench.bench_device(), (tokens, width)
         self.receiver = Receiver(self.device)
 
-    def facts(self) -> str:
+    def device_name(self) -> str:
         return bench.device_name(self.device)
 
     def probe(self, message: Remote) -> float:
@@ -104,35 +97,19 @@ class _nccl:
         torch.distributed.destroy_process_group()
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench transport", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    gpu = torch.cuda.is_available()
-    parser.add_argument("--tokens", type=int, default=16384 if gpu else 512)
-    parser.add_argument("--width", type=int, default=25600 if gpu else 640, help="taps x hidden size")
-    parser.add_argument("--sources", type=int, default=2, help="most sources that send at the same time")
-    parser.add_argument("--messages", type=int, default=12, help="timed messages per row")
-    parser.add_argument("--json", type=Path, help="write the record there")
-    args = parser.parse_args(argv)
-    for name in ("tokens", "width", "sources", "messages"):
-        if getattr(args, name) < (2 if name == "messages" else 1):
-            raise ValueError(f"--{name}: {getattr(args, name)} is too few")
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The record: every row, and the devices it was measured on."""
     connect()
-    rows, facts = measure(args)
-    record = {"job": "transport", "message_bytes": args.tokens * args.width * 2, **facts, "versions": bench.versions(), "rows": rows}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1))
-    return 0
+    rows, devices = measure_rows(args)
+    return {"job": "transport", "message_bytes": args.tokens * args.width * 2, **devices, "versions": bench.versions(), "rows": rows}
 
 
-def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_rows(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     share = (1 / args.sources if gpus > 1 else 1 / (args.sources + 1)) if gpus else 0
     env = {"env_vars": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
     sink = Sink.options(num_gpus=1 if gpus > 1 else share, runtime_env=env).remote(args.tokens, args.width)
-    facts = {"device": ray.get(sink.facts.remote(), timeout=LIMIT), "gpus": gpus}
+    devices = {"device": ray.get(sink.device_name.remote(), timeout=LIMIT), "gpus": gpus}
     made = [Source.options(num_gpus=share, runtime_env=env).remote(args.tokens, args.width) for _ in range(args.sources)]
     rows: list[dict[str, Any]] = []
 
@@ -152,19 +129,19 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, A
         try:
             for source in made:
                 probe, _ = ray.get(source.offer.remote(3), timeout=LIMIT)
-                facts["direct_copy_gigabytes_per_second"] = ray.get(sink.probe.remote(probe), timeout=LIMIT) / 1e9
+                devices["direct_copy_gigabytes_per_second"] = ray.get(sink.probe.remote(probe), timeout=LIMIT) / 1e9
                 ray.get(source.direct.remote(True), timeout=LIMIT)
             both("direct")
         except (ray.exceptions.RayError, RuntimeError) as error:
-            facts["direct_failed"] = str(error).strip().splitlines()[-1]
-            print(f"direct: {facts['direct_failed']}", flush=True)
+            devices["direct_failed"] = str(error).strip().splitlines()[-1]
+            print(f"direct: {devices['direct_failed']}", flush=True)
     if gpus > 1:
         address = f"file:///tmp/dflash_ray_nccl_{time.time_ns()}"
         made[0].nccl.remote(address, args.messages + 1)
         add("NCCL send and receive, back to back", [ray.get(sink.nccl.remote(address, args.messages + 1), timeout=LIMIT)])
     for actor in (*made, sink):
         ray.kill(actor)
-    return rows, facts
+    return rows, devices
 
 
 def one_at_a_time(sources: list[Any], sink: Any, messages: int) -> list[float]:
