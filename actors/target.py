@@ -81,6 +81,11 @@ class TargetActor:
         return slot_of(payload), payload
 
     @ray.method(concurrency_group="ask")
+    def drop(self, position: int) -> None:
+        """Nobody wants the features of `position`: a benchmark of targets alone takes none."""
+        self.sender.drop(position)
+
+    @ray.method(concurrency_group="ask")
     def release(self, slot: int) -> None:
         """The drafter has copied what lay in `slot`."""
         self.sender.release(slot)

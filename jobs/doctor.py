@@ -6,38 +6,41 @@ every such finding, and every warning, says what to do.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from actors.placement import gpus_wanted
-from dflash_ray.config.schema import Config
-from dflash_ray.doctor.checks import machine_findings, run_findings
 from dflash_ray.doctor.finding import Finding, blockers
-from dflash_ray.run.spec import RunSpec, resolve
-from jobs.support import cli
-from jobs.support.explain import plan_sizes
-from jobs.support.run_driver import run_dir
+from jobs.support import cli, paths
+
+if TYPE_CHECKING:
+    from dflash_ray.config.schema import Config
+    from dflash_ray.run.spec import RunSpec
 
 STYLE = {"ok": "green", "n/a": "dim", "warning": "yellow", "blocker": "bold red"}
 
 
 def main(argv: list[str]) -> int:
-    if "--help" in argv or "-h" in argv:
-        cli.print_settings(f"{__doc__}\n\nEvery setting is a flag:")
-        return 0
-    out = cli.take_json(argv)
-    config = cli.config_from(argv)
-    findings = look(config)
+    parser = cli.ConfigArguments(
+        prog="python -m jobs.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, list_settings=True
+    )
+    parser.add_argument("--json", type=Path, action="append", metavar="OUT", help="write the findings there too")
+    args, settings = parser.parse_known_args(argv)
+    out = paths.json_file(args.json)
+    findings = look(cli.config_of(args, settings))
     show(findings)
     if out is not None:
-        cli.write_file("--json", out, json.dumps([finding.as_dict() for finding in findings], indent=1))
+        paths.write_file("--json", out, json.dumps([finding.as_dict() for finding in findings], indent=1))
     return 1 if blockers(findings) else 0
 
 
 def look(config: Config) -> list[Finding]:
+    from actors.placement import gpus_wanted
+    from dflash_ray.doctor.checks import machine_findings, run_findings
+    from jobs.support.explain import plan_sizes
+
     spec, about = _spec(config)
     wanted = gpus_wanted(config.targets, config.placement.gpus_per_target, config.placement.gpus_per_drafter)
     findings = machine_findings(spec, config.tracking.kind, config.topology, wanted) + about
@@ -56,14 +59,19 @@ def _spec(config: Config) -> tuple[RunSpec | None, list[Finding]]:
         return None, [Finding("run", "n/a", "no target.path: only the machine was looked at")]
     import torch
 
+    from dflash_ray.run.spec import resolve
+
     device = "cuda" if torch.cuda.is_available() or config.hardware.gpu_memory_gib else "cpu"
     try:
-        return resolve(config, device=device, run_dir=run_dir(config)), []
+        return resolve(config, device=device, run_dir=paths.run_dir(config)), []
     except ValueError as error:
         return None, [Finding("run", "blocker", str(error), "change this setting; nothing else of the run was looked at")]
 
 
 def show(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

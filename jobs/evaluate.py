@@ -8,11 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.table import Table
-
-from jobs.support.cli import Arguments, require_writable, run, write_file
+from jobs.support.cli import Arguments, run
+from jobs.support.paths import require_writable, write_file
 
 THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -54,6 +51,9 @@ def main(argv: list[str]) -> int:
         import torch
 
         torch.set_num_threads(threads)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
     from dflash_ray.serve.evaluate import EvaluateSettings, evaluate
 
     out, args["thinking"] = args.pop("json"), THINKING[args["thinking"]]
@@ -97,6 +97,9 @@ def _card_with(path: Path, taus: dict[str, float]) -> str:
 
 
 def show(result: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     table = Table("prompts", "tau", "tokens/s", "plain", "speed-up", "tokens", "passes", "lossless", box=None, pad_edge=False)
     rows = {**result["sets"], "all": result} if len(result["sets"]) > 1 else result["sets"]

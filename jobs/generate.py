@@ -9,16 +9,14 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
-
-from jobs.support.cli import Arguments, config_from, require_absolute, run
+from jobs.support.cli import ConfigArguments, config_of, run
+from jobs.support.paths import require_absolute
 
 THINKING = {"off": (False,), "on": (True,), "both": (False, True)}
 
 
 def main(argv: list[str]) -> int:
-    parser = Arguments(prog="python -m jobs.generate", description=__doc__)
+    parser = ConfigArguments(prog="python -m jobs.generate", description=__doc__)
     parser.add_argument("--prompts", required=True, nargs="+", type=Path, action="extend", metavar="FILE", help="conversations")
     parser.add_argument("--target", required=True, type=Path, metavar="DIR")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="conversations with the target's answers and their ids")
@@ -27,14 +25,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--thinking", choices=THINKING, default="off", help="the template's thinking switch; both: a row of each")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's own")
     parser.add_argument("--json", type=Path, metavar="REPORT", help="write the report there too")
-    args, rest = parser.parse_known_args(argv)
-    config = config_from(rest)
+    args, flags = parser.parse_known_args(argv)
+    config = config_of(args, flags)
     for path in args.prompts:
         require_absolute(prompts=path)
     require_absolute(target=args.target, output=args.output, chat_template=args.chat_template, json=args.json)
     for flag, path in (("--output", args.output), ("--json", args.json)):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: its folder does not exist; create it first")
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
     from dflash_ray.data.prepare.rows import find_files
     from dflash_ray.data.prepare.tokenizer import ChatTokenizer
@@ -84,6 +85,8 @@ def main(argv: list[str]) -> int:
 
 
 def print_report(report: dict, output: Path) -> None:
+    from rich.console import Console
+
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{report['rows_read']:,} rows read; {report['answered']:,} conversations answered, {report['reused']:,} answered before, "

@@ -15,35 +15,40 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+from dflash_ray.planning.balance import WAITING_SHARE, Power, point, rates_behind, recommend
+from jobs.support import cli, paths
 
-from dflash_ray.planning.balance import Point, Power, Rates, point, rates_behind, recommend
-from dflash_ray.planning.stage_rates import WAITING_SHARE, Known, of_arithmetic, of_bench, of_run
-from jobs.support import cli
+if TYPE_CHECKING:
+    from dflash_ray.planning.stage_rates import Known
 
 MOST_TARGETS = 4096
 MOST_RATE = 1e15  # of what a flag gives: tokens, tokens/s, watts
 
 
 def main(argv: list[str]) -> int:
-    args, rest = _parser().parse_known_args(argv)
+    args, settings = _parser().parse_known_args(argv)
     for flag in ("json", "plot"):
         path = getattr(args, flag)
         if path is not None:
-            cli.require_writable(f"--{flag}", path)
+            paths.require_writable(f"--{flag}", path)
     measured = dict(_measured(text) for text in args.measured)
-    known = gather(args, rest, measured)
+    known = gather(args, settings, measured)
     rates = known.rates()
     tables = {m: [point(rates, n, m, known.tokens) for n in range(1, args.targets + 1)] for m in args.drafters}
     best = recommend((one for m in args.drafters if m == min(args.drafters) for one in tables[m]), args.gpus)
+    from rich.console import Console
+
+    from jobs.support.tables.topology import as_json, make_table, say_inputs, say_result
+
     console = Console(highlight=False, soft_wrap=True)
     say_inputs(console, known, rates)
     for drafters, points in tables.items():
         console.print(make_table(drafters, points, known, rates, best, measured))
-    say_result(console, known, rates, best, args, measured)
+    if best is None:
+        raise ValueError(f"--gpus {args.gpus}: a target and a drafter need 2")
+    say_result(console, known, rates, best, measured, args.gpus, args.balance)
     if args.plot is not None:
         from dflash_ray.planning.plots import plot_topology
 
@@ -52,18 +57,19 @@ def main(argv: list[str]) -> int:
         except (OSError, ValueError) as error:
             raise ValueError(f"--plot {args.plot}: cannot be written: {error}") from None
     if args.json is not None:
-        cli.write_file("--json", args.json, json.dumps(as_json(known, rates, tables, best, measured), indent=1))
+        paths.write_file("--json", args.json, json.dumps(as_json(known, rates, tables, best, measured), indent=1))
     return 0
 
 
-def gather(args: argparse.Namespace, rest: list[str], measured: dict[int, float]) -> Known:
+def gather(args: argparse.Namespace, settings: list[str], measured: dict[int, float]) -> Known:
     """Everything that is known, from the least direct source to the most direct."""
+    from dflash_ray.planning.stage_rates import Known, of_arithmetic, of_bench, of_run
+
     known = Known()
-    if rest:
+    if args.config or args.resume or args.fresh or settings:
         from dflash_ray.run.spec import resolve
 
-        config = cli.config_from(rest)
-        spec = resolve(config, device="cuda", run_dir=Path("."))
+        spec = resolve(cli.config_of(args, settings), device="cuda", run_dir=Path("."))
         known = of_arithmetic(spec, args.tflops * 1e12, args.target_share, args.drafter_share)
     if args.run is not None:
         known = of_run(args.run).over(known)
@@ -98,118 +104,10 @@ def _measured(text: str) -> tuple[int, float]:
     raise ValueError(f"--measured {text}: give TARGETS-1=TOKENS_PER_SECOND of a whole run, for instance 6-1=30000")
 
 
-def say_inputs(console: Console, known: Known, rates: Rates) -> None:
-    for sentence in known.said:
-        console.print(sentence, markup=False)
-    if rates.power is None:
-        console.print("power: not known; give --target-watts, or a run that measured it")
-    if not known.tokens:
-        console.print("days: not known; give --tokens, all epochs together")
-    console.print(
-        f"one target makes {rates.target:,.0f} tokens/s, one drafter takes {rates.drafter:,.0f}"
-        + (f" at one anchor per {known.tokens_per_anchor:g} tokens" if known.tokens_per_anchor else ""),
-        style="bold",
+def _parser() -> cli.ConfigArguments:
+    parser = cli.ConfigArguments(
+        prog="python -m jobs.plan_topology", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if rates.power is not None:
-        power = rates.power
-        console.print(
-            f"watts: a target {power.target:,.0f}, a drafter {power.drafter:,.0f}, a GPU that waits {power.waiting:,.0f}"
-            f"{f', the rest of the host {power.host:,.0f}' if power.host else ''}"
-        )
-
-
-def make_table(drafters: int, points: list[Point], known: Known, rates: Rates, best: Point | None, measured: dict[int, float]) -> Table:
-    title = f"{drafters} drafter" + ("s (arithmetic only: a run has one)" if drafters > 1 else "")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True)
-    columns = ["topology", "tokens/s", "waits"] + (["measured"] if measured and drafters == 1 else [])
-    columns += ["kW", "tokens/J"] if rates.power is not None else []
-    columns += ["days", "GPU-hours"] if known.tokens else []
-    columns += ["balanced at\n1 anchor in"] if rates.cost is not None else []
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("topology", "waits") else "right", no_wrap=True)
-    for one in points:
-        cells = [f"{one.targets}-{drafters}", f"{one.tokens_per_second:,.0f}", one.waits]
-        if measured and drafters == 1:
-            cells.append(f"{measured[one.targets]:,.0f}" if one.targets in measured else "")
-        if one.watts is not None:
-            cells += [f"{one.watts / 1000:.2f}", f"{one.tokens_per_joule:.2f}"]
-        if one.days is not None:
-            cells += [_figure(one.days), _figure(one.gpu_hours)]
-        if rates.cost is not None:
-            anchors = balance(rates, one.targets, drafters)
-            cells.append("none" if anchors is None else f"{anchors:.1f}")
-        table.add_row(*cells, style="bold green" if one == best else "")
-    return table
-
-
-def balance(rates: Rates, targets: int, drafters: int) -> float | None:
-    """Tokens per anchor at which neither side waits; None where the cost is not known, or no number of anchors would do."""
-    return rates.cost.balancing_tokens_per_anchor(targets * rates.target / drafters) if rates.cost is not None else None
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def say_result(
-    console: Console, known: Known, rates: Rates, best: Point | None, args: argparse.Namespace, measured: dict[int, float]
-) -> None:
-    if best is None:
-        raise ValueError(f"--gpus {args.gpus}: a target and a drafter need 2")
-    within = f" of at most {args.gpus} GPUs" if args.gpus else ""
-    time = "" if best.days is None else f", {_figure(best.days)} days, {_figure(best.gpu_hours)} GPU-hours"
-    console.print(
-        f"recommended{within}: {best.targets}-{best.drafters}: {best.tokens_per_second:,.0f} tokens/s, waits: {best.waits}{time}",
-        style="bold green",
-    )
-    more = point(rates, best.targets + 1, best.drafters, known.tokens)
-    if more.tokens_per_second <= best.tokens_per_second * 1.01:
-        console.print(
-            f"{more.targets} targets are no faster than {best.targets}: {best.targets} x {rates.target:,.0f} = "
-            f"{best.targets * rates.target:,.0f} tokens/s already fill {best.drafters} x {rates.drafter:,.0f} of the drafter"
-        )
-    wanted = args.balance or best.targets
-    anchors = balance(rates, wanted, best.drafters)
-    if rates.cost is None:
-        console.print("balancing anchors: how the drafter's time splits is not known; add --config or a drafter's --bench record")
-    elif anchors is None:
-        console.print(f"{wanted} targets make more tokens than a drafter could take without any anchor")
-    else:
-        console.print(
-            f"{wanted} targets balance {best.drafters} drafter{'s' if best.drafters > 1 else ''} at one anchor per {anchors:.1f} tokens "
-            f"(anchors.tokens_per_anchor), {1 / anchors:.4f} anchors per token"
-        )
-    for targets, rate in sorted(measured.items()):
-        planned = point(rates, targets, 1).tokens_per_second
-        if abs(rate / planned - 1) > 0.02:
-            console.print(
-                f"{targets}-1 was measured at {rate:,.0f} tokens/s, {abs(rate / planned - 1):.0%} "
-                f"{'under' if rate < planned else 'over'} the {planned:,.0f} of this arithmetic, which does not explain it"
-            )
-
-
-def as_json(known: Known, rates: Rates, tables: dict[int, list[Point]], best: Point | None, measured: dict[int, float]) -> dict[str, Any]:
-    rows = [
-        {**one.as_dict(), "waits": one.waits, "balancing_tokens_per_anchor": balance(rates, one.targets, one.drafters)}
-        for points in tables.values()
-        for one in points
-    ]
-    return {
-        "sources": list(known.said),
-        "target_tokens_per_second": rates.target,
-        "drafter_tokens_per_second": rates.drafter,
-        "drafter_cost": vars(rates.cost) if rates.cost else None,
-        "power": vars(rates.power) if rates.power else None,
-        "tokens": known.tokens,
-        "tokens_per_anchor": known.tokens_per_anchor,
-        "measured": {f"{targets}-1": rate for targets, rate in measured.items()},
-        "recommended": {"targets": best.targets, "drafters": best.drafters} if best else None,
-        "topologies": rows,
-    }
-
-
-def _parser() -> cli.Arguments:
-    parser = cli.Arguments(prog="python -m jobs.plan_topology", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="folder of a run")
     add(

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dflash_ray.data.prepare.prepare import PrepareSettings, prepare
-from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
-from dflash_ray.target.shape import read_target_shape
-from jobs.support.cli import Arguments, require_absolute, require_writable, run, write_file
-from jobs.support.prepare_report import Progress, print_report, show_samples
+from jobs.support.cli import Arguments, run
+from jobs.support.paths import require_absolute, require_writable, write_file
+
+if TYPE_CHECKING:
+    from dflash_ray.data.prepare.prepare import PrepareSettings
 
 
 def main(argv: list[str]) -> int:
     args = _arguments().parse_args(argv)
+
+    from dflash_ray.data.prepare.prepare import prepare
+    from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
+    from jobs.support.tables.preparation import Progress, print_report, show_samples
+
     settings = _checked(args)
     tokenizer = ChatTokenizer(settings.tokenizer, settings.chat_template)
     if args.target:
@@ -60,6 +66,9 @@ def _arguments() -> Arguments:
 
 
 def _checked(args: argparse.Namespace) -> PrepareSettings:
+    from dflash_ray.data.prepare.prepare import PrepareSettings
+    from dflash_ray.target.shape import read_target_shape
+
     for path in args.input:
         require_absolute(input=path)
     require_absolute(output=args.output, tokenizer=args.tokenizer, json=args.json, chat_template=args.chat_template, target=args.target)

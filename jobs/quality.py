@@ -36,7 +36,7 @@ from dflash_ray.planning.quality import (
 from dflash_ray.run.folder import RunFolder
 from jobs.support.cli import Arguments, run
 from jobs.support.quality_crew import TRAINED, Task, work_all
-from jobs.support.quality_table import show
+from jobs.support.tables.quality import show
 
 RESULTS = "quality.json"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_ray.run.place import newest_run
-from dflash_ray.watch.report.page import report_html
 from jobs.support.cli import Arguments, run
 
 MOST_RUNS = 8  # colours that can be told apart
@@ -23,6 +22,9 @@ def main(argv: list[str]) -> int:
     if len(runs) > MOST_RUNS:
         raise ValueError(f"--run: {len(runs)} runs; a page shows at most {MOST_RUNS}")
     output = args.output or runs[0] / "report.html"
+
+    from dflash_ray.watch.report.page import report_html
+
     page = report_html(runs)
     try:
         output.write_text(page, encoding="utf-8")

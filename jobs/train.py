@@ -3,30 +3,33 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from pathlib import Path
 
-from jobs.support import cli
-from jobs.support.run_driver import drive, prepare
+from jobs.support import cli, paths
 
 
 def main(argv: list[str]) -> int:
-    if "--help" in argv or "-h" in argv:
-        cli.print_settings(f"{__doc__}\n\nEvery setting is a flag:")
-        return 0
-    dry_run = bool(cli.take_flag(argv, "dry-run", value=False))
-    out = cli.take_json(argv)
-    config = cli.config_from(argv)
+    parser = cli.ConfigArguments(
+        prog="python -m jobs.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, list_settings=True
+    )
+    parser.add_argument("--dry-run", action="append_const", const=True, help="explain what would run, and exit")
+    parser.add_argument("--json", type=Path, action="append", metavar="OUT", help="write the summary there too")
+    args, settings = parser.parse_known_args(argv)
+    dry_run, out = cli.once("--dry-run", args.dry_run), paths.json_file(args.json)
+    config = cli.config_of(args, settings)
     if dry_run:
         from jobs.support.explain import explain
 
-        report = explain(config)
-        code = 0
+        report, code = explain(config), 0
     else:
-        plan = prepare(config)
-        report, code = drive(plan)
+        from jobs.support.run_driver import drive, prepare
+
+        report, code = drive(prepare(config))
     if out is not None:
-        cli.write_file("--json", out, json.dumps(report, indent=1, default=str))
+        paths.write_file("--json", out, json.dumps(report, indent=1, default=str))
     return code
 
 

@@ -7,11 +7,13 @@ files are merged left to right, then dotted flags (`--optimizer.lr 1e-3`) win. N
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from dflash_ray.config.schema import Config
 
@@ -34,7 +36,7 @@ def load_config(
     tree: dict = {}
     for path in files:
         tree = merge(tree, read_yaml(Path(path)))
-    tree = merge(tree, _parse_flags(list(flags)))
+    tree = merge(tree, _tree(read_flags(list(flags))))
     return validate(merge(tree, overrides or {}))
 
 
@@ -86,29 +88,35 @@ def _yaml(text: str) -> Any:
     return data
 
 
-def _parse_flags(flags: list[str]) -> dict:
-    """Dotted flags to a tree. Only the names are judged here; values are judged with the rest of the tree."""
-    known = _dotted_names(Config)
-    tree: dict = {}
-    position = 0
-    while position < len(flags):
-        flag = flags[position]
+def read_flags(flags: list[str]) -> list[tuple[str, Any]]:
+    """(dotted name, value) of each setting in `["--a.b", "value", "--c.d=value", ...]`, which is what a job's own flags have left.
+
+    Only the names are judged here; values are judged with the rest of the tree. Whatever follows a name is its value, -1 too.
+    """
+    known = [name for name, _ in _settings(Config)]
+    found = []
+    left = iter(flags)
+    for flag in left:
         if not flag.startswith("--"):
             raise ValueError(f"{flag!r} is not a flag; flags look like --optimizer.lr 1e-3")
         name, has_equals, value = flag[2:].partition("=")
         if name not in known:
             raise ValueError(f"--{name}: no such setting{_suggest(name, known)}")
-        if not has_equals:
-            position += 1
-            if position >= len(flags):
-                raise ValueError(f"--{name}: a value is missing after it")
-            value = flags[position]
-        position += 1
-        *path, leaf = name.split(".")
+        if not has_equals and (value := next(left, None)) is None:
+            raise ValueError(f"--{name}: a value is missing after it")
+        found.append((name, _flag_value(value)))
+    return found
+
+
+def _tree(settings: list[tuple[str, Any]]) -> dict:
+    """Sections of settings; of one that is named twice the last value."""
+    tree: dict = {}
+    for name, value in settings:
+        *sections, leaf = name.split(".")
         node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[leaf] = _flag_value(value)
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = value
     return tree
 
 
@@ -121,29 +129,18 @@ def _flag_value(text: str) -> Any:
     return value if isinstance(value, (bool, list, dict, type(None))) else text
 
 
-def _dotted_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    names: list[str] = []
+def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting by its dotted name."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += _dotted_names(field.annotation, f"{prefix}{name}.")
+            yield from _settings(field.annotation, f"{prefix}{name}.")
         else:
-            names.append(prefix + name)
-    return names
+            yield prefix + name, field
 
 
 def describe_settings() -> list[tuple[str, str, str]]:
     """(dotted name, default, description) of every setting, for --help and the README's table."""
-    rows = []
-
-    def walk(model: type[BaseModel], prefix: str) -> None:
-        for name, field in model.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                walk(field.annotation, f"{prefix}{name}.")
-            else:
-                rows.append((prefix + name, str(field.get_default(call_default_factory=True)), field.description or ""))
-
-    walk(Config, "")
-    return rows
+    return [(name, str(field.get_default(call_default_factory=True)), field.description or "") for name, field in _settings(Config)]
 
 
 def _suggest(name: str, known: list[str]) -> str:
@@ -152,7 +149,7 @@ def _suggest(name: str, known: list[str]) -> str:
 
 
 def _one_line(error: ValidationError) -> str:
-    known = _dotted_names(Config)
+    known = [name for name, _ in _settings(Config)]
     lines = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal[", "list["))) or "config"

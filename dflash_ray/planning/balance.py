@@ -16,6 +16,7 @@ from typing import Any
 
 NEARLY = 0.99  # of the most that is possible counts as all of it
 BALANCED = 0.02  # waiting less than this share is no waiting
+WAITING_SHARE = 0.2  # of the watts of a GPU that works: assumed for one that waits with a model in its memory
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ a CPU), after warm-up. Counted FLOPs are those a batch needs; padding and recomp
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +44,7 @@ class Row:
     tokens: int
     flops: float
     peak_bytes: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # `facts` in a record's file
 
     @property
     def tokens_per_second(self) -> float:
@@ -63,7 +61,7 @@ class Record:
     def __init__(self, job: str, shape: str, device: torch.device, ceiling: float, sustained: float | None = None) -> None:
         self.ceiling, self.sustained = ceiling, sustained
         self.rows: list[Row] = []
-        self.facts: dict[str, Any] = {
+        self.about: dict[str, Any] = {
             "job": job,
             "shape": shape,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -72,7 +70,7 @@ class Record:
             "ceiling_tflops": ceiling / 1e12,
         }
         if sustained:
-            self.facts["sustained_ceiling_tflops"] = sustained / 1e12
+            self.about["sustained_ceiling_tflops"] = sustained / 1e12
         self.comparisons: dict[str, Any] = {}
 
     def add(self, row: Row) -> Row:
@@ -98,12 +96,10 @@ class Record:
             shares = {"share_of_ceiling": self.share(row)}
             if self.sustained:
                 shares["share_of_sustained"] = row.flops_per_second / self.sustained
-            rows.append({**asdict(row), "tokens_per_second": row.tokens_per_second, **shares})
-        return {**self.facts, "rows": rows, "comparisons": self.comparisons}
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_dict(), indent=1))
+            values = asdict(row)
+            values["facts"] = values.pop("details")
+            rows.append({**values, "tokens_per_second": row.tokens_per_second, **shares})
+        return {**self.about, "rows": rows, "comparisons": self.comparisons}
 
 
 def bench_device() -> torch.device:

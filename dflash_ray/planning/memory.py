@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dflash_ray.data.batches.plan import EPOCHS_KEPT
 from dflash_ray.draft.dflash.memory import Bytes, memory_estimate
 from dflash_ray.run.spec import RunSpec
-from dflash_ray.target.load import count_parameters
+from dflash_ray.target.parameters import count_parameters
 
 SHM_SHARE = 0.7  # of /dev/shm may be features in flight
 GIB = 2**30

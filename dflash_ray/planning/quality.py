@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dflash_ray.config.loading import load_config, read_yaml
+from dflash_ray.config.loading import load_config, read_flags, read_yaml
 from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.records import finite
@@ -65,7 +65,7 @@ def _is_chosen(name: str) -> bool:
 
 def refuse_chosen(flags: list[str]) -> None:
     """ValueError for settings on the command line that the job chooses for each run itself."""
-    for name in (flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")):
+    for name, _ in read_flags(flags):
         if _is_chosen(name):
             raise ValueError(f"--{name}: jobs.quality chooses it; leave it out")
 

@@ -18,7 +18,7 @@ from dflash_ray.config.schema import Config
 from dflash_ray.draft.dflash.cost import flops_per_anchor, flops_per_token
 from dflash_ray.draft.dflash.shape import DraftShape, resolve_shape
 from dflash_ray.json_file import read_json_object
-from dflash_ray.planning.balance import DrafterCost, Power, Rates
+from dflash_ray.planning.balance import WAITING_SHARE, DrafterCost, Power, Rates
 from dflash_ray.run.folder import METRICS, RunFolder
 from dflash_ray.run.records import read_steps
 from dflash_ray.run.spec import RunSpec
@@ -26,7 +26,6 @@ from dflash_ray.target.cost import counted_flops
 from dflash_ray.target.shape import known_target_shape, read_target_shape
 from dflash_ray.watch.metrics import WARMUP_STEPS
 
-WAITING_SHARE = 0.2  # of the watts of a GPU that works: assumed for one that waits with a model in its memory
 MEAN_LENGTH = 2026  # tokens of a document where nothing says more, the corpus of the benchmarks
 
 

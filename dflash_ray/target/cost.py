@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_ray.target.load import count_parameters
+from dflash_ray.target.parameters import count_parameters
 from dflash_ray.target.shape import TargetShape
 
 

@@ -20,13 +20,12 @@ from dflash_ray.target.devices import fused_for, mixers_for
 from dflash_ray.target.fast import FastLayer
 from dflash_ray.target.layers import Attention, GatedDeltaNet, Layer, Mlp, Moe, RmsNorm, RotaryTable
 from dflash_ray.target.model import FrozenTarget
+from dflash_ray.target.parameters import refuse_unsupported
 from dflash_ray.target.plain.mixers import plain_mixers
 from dflash_ray.target.self_test import FastPathRefused, KernelReport, SelfTest, fast_path_missing
 from dflash_ray.target.shape import TargetShape, known_target_shape, read_target_shape
 from dflash_ray.target.weights import WeightFiles
 
-# frequencies of these do not depend on the length, so one table serves every pass
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 _WARM_TOKENS = 16384  # of the full-size pass that a GPU's kernels are tuned by
 log = logging.getLogger(__name__)
@@ -154,12 +153,6 @@ class _FastBuilder:
         log.warning("fast path refused, documents run apart through plain torch: %s", reason)
 
 
-def count_parameters(target_shape: TargetShape, layers: int) -> int:
-    """Parameters of the first `layers` layers and the embedding, counted on the family's own modules without storage."""
-    model = _skeleton(target_shape, layers)
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("norm."))
-
-
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -178,11 +171,7 @@ def _skeleton(target_shape: TargetShape, kept: int) -> nn.Module:
         values = {key: value for key, value in target_shape.config.items() if key not in ("text_config", "vision_config")}
         values |= {"num_hidden_layers": kept, "layer_types": list(target_shape.layer_types[:kept])}
         config = AutoConfig.for_model(_text_type(target_shape.model_type), **_constructor_values(values))
-        rope = config.rope_parameters.get("rope_type", "default")
-        if rope not in STATIC_ROPE:
-            raise ValueError(f"target.path: rope_type {rope!r} is not supported; supported are {', '.join(STATIC_ROPE)}")
-        if config.hidden_act not in ("silu", "swish"):
-            raise ValueError(f"target.path: hidden_act {config.hidden_act!r} is not supported; supported is silu")
+        refuse_unsupported(config.rope_parameters.get("rope_type", "default"), config.hidden_act)
         with torch.device("meta"):
             return AutoModel.from_config(config)
 

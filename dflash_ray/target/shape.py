@@ -65,7 +65,10 @@ class TargetShape:
         """
         if device.startswith("cpu"):
             return True
-        varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+        torch = importlib.util.find_spec("torch")  # found, not loaded
+        varlen = torch is not None and any(
+            Path(place, "nn/attention/varlen.py").exists() for place in torch.submodule_search_locations or ()
+        )
         return varlen and (not self.has_linear_attention or importlib.util.find_spec("fla") is not None)
 
 

@@ -84,6 +84,11 @@ class Sender:
         self._stream.synchronize()
         return payload
 
+    def drop(self, position: int) -> None:
+        """Forgets what is held for `position`, if anything is."""
+        with self._lock:
+            self._held.pop(position, None)
+
     def release(self, slot: int) -> None:
         """The receiver has its copy."""
         with self._lock:

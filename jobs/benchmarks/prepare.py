@@ -6,7 +6,6 @@ process and the most memory it held. Without --input the quickstart's conversati
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,23 +15,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash_ray.planning import bench
-from jobs.support import cli
+from jobs.benchmarks.flags import part_arguments
+from jobs.support.paths import require_writable, write_file
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart"
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.Arguments(prog="python -m jobs.bench prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = part_arguments("prepare", __doc__)
     parser.add_argument("--input", nargs="+", type=Path, default=[QUICKSTART / "train.jsonl"], metavar="FILE|DIR")
     parser.add_argument("--tokenizer", type=Path, default=QUICKSTART / "target", metavar="DIR")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args(argv)
     if args.repeats < 1:
         raise ValueError(f"--repeats {args.repeats}: measure at least once")
     if args.json:
-        cli.require_writable("--json", args.json)
+        require_writable("--json", args.json)
     rows = []
     for _ in range(args.repeats):
         rows.append(prepare_once(args.input, args.tokenizer))
@@ -45,8 +43,10 @@ def main(argv: list[str]) -> int:
     rate = median(row["tokens_per_second"] for row in rows)
     print(f"median {rate:,.0f} tokens/s, load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     if args.json:
+        from dflash_ray.planning import bench
+
         record = {"job": "prepare", "versions": bench.versions(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
-        cli.write_file("--json", args.json, json.dumps(record | {"tokens_per_second": rate, "runs": rows}, indent=1))
+        write_file("--json", args.json, json.dumps(record | {"tokens_per_second": rate, "runs": rows}, indent=1))
     return 0
 
 
@@ -62,7 +62,3 @@ def prepare_once(inputs: list[Path], tokenizer: Path) -> dict[str, Any]:
             )
         told = json.loads(report.read_text())
     return {name: told[name] for name in ("lines_read", "kept", "tokens", "bytes", "seconds", "tokens_per_second", "peak_memory_bytes")}
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -6,10 +6,10 @@ import os
 import statistics
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from dflash_ray.machine.nvml import nvml
+from dflash_ray.machine.processes import host_memory
 
 EVERY_SECONDS = 0.5
 
@@ -71,9 +71,8 @@ class Sampler:
 
 def _host_bytes() -> int:
     """In use on the machine: total less available."""
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    return total - free
+    available, total = host_memory()
+    return total - available
 
 
 def _shm_bytes() -> int:

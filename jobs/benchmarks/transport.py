@@ -7,195 +7,28 @@ receiver's copy to its device included.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from pathlib import Path
-from typing import Any
-
-import ray
-import torch
-
-from dflash_ray.planning import bench
-from dflash_ray.transport.channel import Payload, Receiver, Remote, Sender, slot_of
-from dflash_ray.transport.peer import Buffer, see_all_gpus
-from jobs.support.run_driver import connect
-
-LIMIT = 120
-
-
-@ray.remote(num_cpus=0, concurrency_groups={"send": 1, "ask": 1})
-class Source:
-    """Stands for a target: holds one batch's features and sends them again and again."""
-
-    def __init__(self, tokens: int, width: int):
-        self.device = bench.bench_device()
-        self.features = torch.randn(tokens, width, dtype=torch.bfloat16, device=self.device)
-        self.sender = Sender(self.device)
-
-    @ray.method(concurrency_group="send", num_returns=2)
-    def send(self) -> tuple[int | None, Payload]:
-        self.sender.hold(0, {"features": self.features})
-        payload = self.sender.take(0)
-        return slot_of(payload), payload
-
-    @ray.method(concurrency_group="ask")
-    def release(self, slot: int) -> None:
-        self.sender.release(slot)
-
-    @ray.method(concurrency_group="send")
-    def offer(self, slots: int) -> tuple[Remote, list[Buffer]]:
-        return self.sender.offer(slots, self.features.nbytes), self.sender.buffers
-
-    @ray.method(concurrency_group="ask")
-    def direct(self, use: bool) -> None:
-        if use:
-            self.sender.open_direct()
-        else:
-            self.sender.close_direct()
-
-    @ray.method(concurrency_group="send")
-    def nccl(self, address: str, messages: int) -> None:
-        with _nccl(address, 0):
-            for _ in range(messages):
-                torch.distributed.send(self.features, 1)
-            torch.cuda.synchronize()
-
-
-@ray.remote(num_cpus=0)
-class Sink:
-    """Stands for the drafter."""
-
-    def __init__(self, tokens: int, width: int):
-        see_all_gpus()
-        self.device, self.shape = bench.bench_device(), (tokens, width)
-        self.receiver = Receiver(self.device)
-
-    def facts(self) -> str:
-        return bench.device_name(self.device)
-
-    def probe(self, message: Remote) -> float:
-        return self.receiver.probe(message)
-
-    def receive(self, payload: Payload) -> int:
-        return self.receiver.receive(payload)["features"].nbytes
-
-    def nccl(self, address: str, messages: int) -> float:
-        features = torch.empty(self.shape, dtype=torch.bfloat16, device=self.device)
-        with _nccl(address, 1):
-            torch.distributed.recv(features, 0)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(messages - 1):
-                torch.distributed.recv(features, 0)
-            torch.cuda.synchronize()
-            return (time.perf_counter() - began) / (messages - 1)
-
-
-class _nccl:
-    def __init__(self, address: str, rank: int):
-        self.address, self.rank = address, rank
-
-    def __enter__(self) -> None:
-        torch.distributed.init_process_group("nccl", init_method=self.address, rank=self.rank, world_size=2)
-
-    def __exit__(self, *_exc: object) -> None:
-        torch.distributed.destroy_process_group()
+from jobs.benchmarks.flags import part_arguments, write_record
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench transport", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    gpu = torch.cuda.is_available()
-    parser.add_argument("--tokens", type=int, default=16384 if gpu else 512)
-    parser.add_argument("--width", type=int, default=25600 if gpu else 640, help="taps x hidden size")
+    parser = part_arguments("transport", __doc__)
+    parser.add_argument("--tokens", type=int, help="default 16384 on a GPU, 512 on a CPU")
+    parser.add_argument("--width", type=int, help="taps x hidden size; default 25600 on a GPU, 640 on a CPU")
     parser.add_argument("--sources", type=int, default=2, help="most sources that send at the same time")
     parser.add_argument("--messages", type=int, default=12, help="timed messages per row")
-    parser.add_argument("--json", type=Path, help="write the record there")
     args = parser.parse_args(argv)
     for name in ("tokens", "width", "sources", "messages"):
-        if getattr(args, name) < (2 if name == "messages" else 1):
-            raise ValueError(f"--{name}: {getattr(args, name)} is too few")
-    connect()
-    rows, facts = measure(args)
-    record = {"job": "transport", "message_bytes": args.tokens * args.width * 2, **facts, "versions": bench.versions(), "rows": rows}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1))
+        value = getattr(args, name)
+        if value is not None and value < (2 if name == "messages" else 1):
+            raise ValueError(f"--{name}: {value} is too few")
+
+    import torch
+
+    gpu = torch.cuda.is_available()
+    args.tokens = args.tokens or (16384 if gpu else 512)
+    args.width = args.width or (25600 if gpu else 640)
+
+    from jobs.benchmarks.measure_transport import measure
+
+    write_record(args.json, measure(args))
     return 0
-
-
-def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    share = (1 / args.sources if gpus > 1 else 1 / (args.sources + 1)) if gpus else 0
-    env = {"env_vars": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
-    sink = Sink.options(num_gpus=1 if gpus > 1 else share, runtime_env=env).remote(args.tokens, args.width)
-    facts = {"device": ray.get(sink.facts.remote(), timeout=LIMIT), "gpus": gpus}
-    made = [Source.options(num_gpus=share, runtime_env=env).remote(args.tokens, args.width) for _ in range(args.sources)]
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, seconds: list[float], count: int = 1) -> None:
-        each = statistics.median(seconds)
-        rate = count * args.tokens * args.width * 2 / each / 1e9
-        rows.append({"name": name, "seconds": each, "gigabytes_per_second": rate, "messages": len(seconds)})
-        print(f"{name:<48} {each * 1e3:9.1f} ms  {rate:8.2f} GB/s", flush=True)
-
-    def both(way: str) -> None:
-        for sources in sorted({1, args.sources}):
-            add(f"{way}, {sources} source(s), one at a time", one_at_a_time(made[:sources], sink, args.messages))
-            add(f"{way}, {sources} source(s), overlapped", overlapped(made[:sources], sink, args.messages))
-
-    both("object store")
-    if gpus:
-        try:
-            for source in made:
-                probe, _ = ray.get(source.offer.remote(3), timeout=LIMIT)
-                facts["direct_copy_gigabytes_per_second"] = ray.get(sink.probe.remote(probe), timeout=LIMIT) / 1e9
-                ray.get(source.direct.remote(True), timeout=LIMIT)
-            both("direct")
-        except (ray.exceptions.RayError, RuntimeError) as error:
-            facts["direct_failed"] = str(error).strip().splitlines()[-1]
-            print(f"direct: {facts['direct_failed']}", flush=True)
-    if gpus > 1:
-        address = f"file:///tmp/dflash_ray_nccl_{time.time_ns()}"
-        made[0].nccl.remote(address, args.messages + 1)
-        add("NCCL send and receive, back to back", [ray.get(sink.nccl.remote(address, args.messages + 1), timeout=LIMIT)])
-    for actor in (*made, sink):
-        ray.kill(actor)
-    return rows, facts
-
-
-def one_at_a_time(sources: list[Any], sink: Any, messages: int) -> list[float]:
-    seconds = []
-    for index in range(messages + 2):
-        began = time.perf_counter()
-        source = sources[index % len(sources)]
-        slot, payload = source.send.remote()
-        ray.get(sink.receive.remote(payload), timeout=LIMIT)
-        if (free := ray.get(slot, timeout=LIMIT)) is not None:
-            source.release.remote(free)
-        if index >= 2:
-            seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def overlapped(sources: list[Any], sink: Any, messages: int) -> list[float]:
-    """Every source keeps two messages on the way; seconds per message, the same for all."""
-    on_the_way: list[tuple[Any, Any, Any]] = []
-    done, began, total = 0, 0.0, messages + 2 * len(sources)
-    for index in range(total):
-        source = sources[index % len(sources)]
-        slot, payload = source.send.remote()
-        on_the_way.append((source, slot, sink.receive.remote(payload)))
-        del payload
-        while len(on_the_way) >= 2 * len(sources) or (index == total - 1 and on_the_way):
-            sender, slot, received = on_the_way.pop(0)
-            ray.get(received, timeout=LIMIT)
-            if (free := ray.get(slot, timeout=LIMIT)) is not None:
-                sender.release.remote(free)
-            done += 1
-            if done == 2 * len(sources):
-                began = time.perf_counter()
-    return [(time.perf_counter() - began) / messages] * messages

@@ -10,7 +10,6 @@ own-answers (a CPU's work, in float32) -> train.jsonl, heldout.jsonl and own-ans
 import argparse
 import json
 import random
-import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from jobs.quickstart import filters, sheets
 from jobs.quickstart.prompts import all as prompts
+from jobs.support.cli import Arguments, run
 
 STAGES = ("prompts", "answers", "train", "own-answers")
 RESERVED = 40  # one prompt of so many is kept from the target's training, to see how it does on new ones
@@ -180,8 +180,10 @@ def make_conversations(args) -> None:
     (args.output / "own-answers.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.quickstart.make_target", description=__doc__.split("\n\n")[0])
+def main(argv: list[str]) -> int:
+    parser = Arguments(
+        prog="python -m jobs.quickstart.make_target", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--stage", choices=[*STAGES, "all"], default="all")
     parser.add_argument(
@@ -204,15 +206,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--heldout-conversations", type=int, default=200)
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
-    run = dict(zip(STAGES, (make_prompts, make_answers, train_target, make_conversations), strict=True))
-    try:
-        for stage in STAGES if args.stage == "all" else (args.stage,):
-            run[stage](args)
-    except ValueError as e:
-        print(f"make_quickstart_target: {e}", file=sys.stderr)
-        return 2
+    make = dict(zip(STAGES, (make_prompts, make_answers, train_target, make_conversations), strict=True))
+    for stage in STAGES if args.stage == "all" else (args.stage,):
+        make[stage](args)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -1,25 +1,20 @@
-"""What every job's command line shares: one line for a user's mistake, and exit codes that mean something.
+"""What every job's command line shares: one parser, one line for a user's mistake, and exit codes that mean something.
 
-0 done, 1 failed while running, 2 the user's input, 130 and 143 stopped by Ctrl-C and SIGTERM.
+0 done, 1 failed while running, 2 the user's input, 130 and 143 stopped by Ctrl-C and SIGTERM. Nothing is imported before the flags are
+read but what reading them needs, so that `--help` and a mistake are answered at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.table import Table
-
-from dflash_ray.config.loading import describe_settings, load_config
-from dflash_ray.config.schema import Config
-
-JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entry point of a submitted job
+if TYPE_CHECKING:
+    from dflash_ray.config.schema import Config
 
 
 class Stopped(BaseException):
@@ -31,13 +26,59 @@ class Failed(Exception):
 
 
 class Arguments(argparse.ArgumentParser):
-    """Flags of a job without a config. A mistake in them is a ValueError like any other; no flag may be abbreviated."""
+    """A job's flags. A mistake in them is a ValueError like any other; no flag may be abbreviated."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
+        flag, _, what = message.removeprefix("argument ").partition(": ")
+        if what == "expected one argument":
+            raise ValueError(f"{flag}: a value is missing after it")
+        if what.startswith("ignored explicit argument"):
+            raise ValueError(f"{flag} takes no value")
         raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+class ConfigArguments(Arguments):
+    """Flags of a job that takes a run's config: its own, three short ones, and every setting as `--a.b VALUE`.
+
+    `parse_known_args` leaves the settings over, for `config_of`: a value that begins with - would be a flag to argparse.
+    """
+
+    def __init__(self, *, list_settings: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._list_settings = list_settings  # in --help
+        self.add_argument("--config", action="append", default=[], metavar="FILE.yaml", help="settings; later files and flags win")
+        # a job that starts no run takes these two as well, so that one command line serves several jobs, but does not list them
+        resume, fresh = ("short for --run.resume", "short for --run.fresh true") if list_settings else (argparse.SUPPRESS,) * 2
+        self.add_argument("--resume", action="append", metavar="auto|DIR", help=resume)
+        self.add_argument("--fresh", action="store_true", help=fresh)
+
+    def print_help(self, file: IO[str] | None = None) -> None:
+        super().print_help(file)
+        if self._list_settings:
+            print("\nEvery setting is a flag:", file=file)
+            _print_settings(file)
+
+
+def config_of(args: argparse.Namespace, settings: list[str]) -> Config:
+    """The config of the files, the short flags and the settings that `parse_known_args` left over."""
+    from dflash_ray.config.loading import load_config
+
+    short: dict[str, Any] = {}
+    if args.resume:
+        short["resume"] = once("--resume", args.resume)
+    if args.fresh:
+        short["fresh"] = True
+    return load_config([Path(path) for path in args.config], settings, {"run": short} if short else {})
+
+
+def once(flag: str, values: list[Any] | None) -> Any:
+    """The value of a flag that collects (`action="append"`), None where it was not given; ValueError where it was given again."""
+    if values and len(values) > 1:
+        raise ValueError(f"{flag} is given {len(values)} times; give it once")
+    return values[0] if values else None
 
 
 def run(main: Callable[[list[str]], int]) -> None:
@@ -65,97 +106,18 @@ def run(main: Callable[[list[str]], int]) -> None:
     sys.exit(code)
 
 
-def under_job_submit() -> bool:
-    return JOB_MARK in os.environ
+def _print_settings(file: IO[str] | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
 
+    from dflash_ray.config.loading import describe_settings
 
-def require_absolute(**paths: Path | None) -> None:
-    """ValueError for a relative path under `ray job submit`, where it would mean a folder that is thrown away. Keys are flag names."""
-    for name, path in paths.items():
-        if path is not None and under_job_submit() and not path.expanduser().is_absolute():
-            raise ValueError(
-                f"--{name.replace('_', '-')} {path}: is relative, and under `ray job submit` the job runs in a temporary copy of "
-                "the working directory; give an absolute path that every node sees"
-            )
-
-
-def require_writable(flag: str, path: Path) -> None:
-    """ValueError where `path` cannot be written: before the work rather than after it."""
-    existed = path.exists()
-    try:
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
-
-
-def write_file(flag: str, path: Path, text: str) -> None:
-    """Writes `text` and a line end. ValueError, with the flag that named the path, where that cannot be done."""
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
-
-
-def take_flag(argv: list[str], name: str, *, repeat: bool = False, value: bool = True) -> list[str]:
-    """Removes `--name VALUE`, `--name=VALUE` (or, without `value`, a bare `--name`) from `argv` and returns the values."""
-    out: list[str] = []
-    position = 0
-    while position < len(argv):
-        flag, has_equals, given = argv[position].partition("=")
-        if flag != f"--{name}":
-            position += 1
-            continue
-        if not value:
-            if has_equals:
-                raise ValueError(f"--{name} takes no value")
-            out.append("")
-            del argv[position]
-            continue
-        if not has_equals:
-            if position + 1 >= len(argv) or argv[position + 1].startswith("--"):
-                raise ValueError(f"--{name}: a value is missing after it")
-            given = argv[position + 1]
-            del argv[position + 1]
-        out.append(given)
-        del argv[position]
-    if len(out) > 1 and not repeat:
-        raise ValueError(f"--{name} is given {len(out)} times; give it once")
-    return out
-
-
-def take_json(argv: list[str]) -> Path | None:
-    """Removes `--json OUT` from `argv`. ValueError where OUT cannot be written, before any work is done."""
-    given = take_flag(argv, "json")
-    if not given:
-        return None
-    path = Path(given[0])
-    require_absolute(json=path)
-    require_writable("--json", path)
-    return path
-
-
-def config_from(argv: list[str]) -> Config:
-    """The config of `--config FILE ...`, the short flags and the dotted flags in `argv`, all of which it consumes."""
-    files = [Path(path) for path in take_flag(argv, "config", repeat=True)]
-    overrides: dict = {}
-    if resume := take_flag(argv, "resume"):
-        overrides.setdefault("run", {})["resume"] = resume[0]
-    if take_flag(argv, "fresh", value=False, repeat=True):
-        overrides.setdefault("run", {})["fresh"] = True
-    return load_config(files, argv, overrides)
-
-
-def print_settings(usage: str) -> None:
-    """`--help` of the jobs that take a config."""
-    console = Console()
-    console.print(usage, highlight=False, markup=False)
+    settings = describe_settings()
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
-    table.columns[0].min_width = max(len(name) for name, _, _ in describe_settings()) + 2
+    table.columns[0].min_width = max(len(name) for name, _, _ in settings) + 2
     for column in table.columns:
         column.overflow = "fold"  # a name or a value cut off cannot be copied
-    for name, default, description in describe_settings():
+    for name, default, description in settings:
         table.add_row("--" + name, default, description)
-    console.print(table)
+    Console(file=file).print(table)

@@ -6,17 +6,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from dflash_ray.config.schema import Config
+from dflash_ray.machine.nvml import nvml
 from dflash_ray.planning.memory import GIB, SHM_SHARE, Bytes, plan_memory, refuse_what_cannot_fit, run_memory
 from dflash_ray.run.build import open_batches
 from dflash_ray.run.checks import check_data
 from dflash_ray.run.spec import RunSpec, resolve
-from jobs.support.run_driver import refuse_relative_paths, run_dir
+from jobs.support.paths import refuse_relative_paths, run_dir
 
 PACKED_FILL = 0.99  # of the budget, what packing reaches on realistic lengths
 
@@ -24,9 +24,8 @@ PACKED_FILL = 0.99  # of the budget, what packing reaches on realistic lengths
 def explain(config: Config) -> dict[str, Any]:
     refuse_relative_paths(config)
     hardware = config.hardware
-    gpus = torch.cuda.device_count()
-    device = "cuda" if gpus or hardware.gpu_memory_gib else "cpu"
-    gpu_bytes = hardware.gpu_memory_gib * GIB if hardware.gpu_memory_gib else _gpu_bytes(gpus)
+    gpu_bytes = hardware.gpu_memory_gib * GIB if hardware.gpu_memory_gib else _gpu_bytes()
+    device = "cuda" if gpu_bytes else "cpu"
     shm_bytes = hardware.shm_gib * GIB if hardware.shm_gib else _shm_bytes()
     spec = resolve(config, device=device, run_dir=run_dir(config))
     sizes = plan_sizes(spec)
@@ -133,8 +132,14 @@ def _days(spec: RunSpec, tokens: int) -> dict[str, Any] | None:
     return {"days": days, "text": text}
 
 
-def _gpu_bytes(count: int) -> float | None:
-    return torch.cuda.get_device_properties(0).total_memory if count else None
+def _gpu_bytes() -> float | None:
+    """Of the first GPU that this process may use; None without one. torch, which takes seconds to load, is asked only where there is a
+    driver to ask."""
+    if nvml() is None:
+        return None
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.device_count() else None
 
 
 def _shm_bytes() -> float | None:

@@ -8,7 +8,7 @@ from actors.generator import ActorCrew
 from dflash_ray.config.schema import Config
 from dflash_ray.generation.answers import AnswerSettings, choose_engine
 from dflash_ray.generation.generate import GenerateSettings
-from jobs.support.run_driver import connect
+from jobs.support.local_ray import connect
 
 
 def start_crew(settings: GenerateSettings, config: Config, stops: tuple[int, ...]) -> ActorCrew:

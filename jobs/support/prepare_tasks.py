@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from dflash_ray.data.prepare.prepare import ChunkWorker, Prepared, PrepareSettings, Spread
 from dflash_ray.data.prepare.rows import Chunk
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
-from jobs.support.run_driver import connect
+from jobs.support.local_ray import connect
 
 _CHUNK_SECONDS = 600.0
 

@@ -25,7 +25,7 @@ from typing import Any
 from dflash_ray.json_file import read_json_object
 from dflash_ray.planning.quality import SERVED, Recipe, nearest_epochs, rate_of, read_training, result_of
 from dflash_ray.run.folder import RunFolder
-from jobs.support.cli import JOB_MARK
+from jobs.support.paths import JOB_MARK
 
 PILOT_WARMUP = 20  # steps that compile kernels and fill queues
 GUESSED_OVERHEAD = 60.0  # seconds of a run outside its training, until one was seen
@@ -36,7 +36,7 @@ SET_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 PATIENCE = 60.0  # seconds for a stopped job to write its checkpoint
 
 
-class StageFailed(Exception):
+class JobFailed(Exception):
     """A job of a run ended with another code than 0; says its last lines."""
 
 
@@ -89,7 +89,7 @@ class Lane:
                         if name not in self.task.rates:
                             self.task.rates[name] = await self._pilot(name)
                     done(await self._run(name, seed))
-                except (StageFailed, ValueError, OSError) as error:
+                except (JobFailed, ValueError, OSError) as error:
                     failed(name, seed, str(error))
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -139,10 +139,10 @@ class Lane:
             RunFolder(folder).write_json(TRAINED, trained)
         commands, times = [trained["command"]], [time.monotonic()]
         export, served = folder / "export", folder / "evaluation.json"
-        commands.append(await self._stage("jobs.export", ["--run", str(folder), "--output", str(export)], label))
+        commands.append(await self._job("jobs.export", ["--run", str(folder), "--output", str(export)], label))
         times.append(time.monotonic())
         flags = ["--drafter", str(export), "--target", str(task.targets[name]), *task.serving, "--json", str(served), "--card"]
-        commands.append(await self._stage("jobs.evaluate", flags, label))
+        commands.append(await self._job("jobs.evaluate", flags, label))
         times.append(time.monotonic())
         evaluation = read_json_object(served)
         result = result_of(RunFolder(folder), task.seconds)
@@ -171,10 +171,10 @@ class Lane:
         task = self.task
         flags = [part for path in task.configs for part in ("--config", str(path))]
         flags += [*task.recipes[name].flags(), *task.flags, "--run.seed", str(seed), "--train.epochs", str(epochs), *(more or [])]
-        return await self._stage("jobs.train", [*flags, "--run.dir", str(folder), "--fresh"], label, first=True)
+        return await self._job("jobs.train", [*flags, "--run.dir", str(folder), "--fresh"], label, first=True)
 
-    async def _stage(self, module: str, flags: list[str], label: str, *, first: bool = False) -> str:
-        """Runs a job to its end, its output in logs/LABEL.log. Returns the command; StageFailed where its exit code is not 0."""
+    async def _job(self, module: str, flags: list[str], label: str, *, first: bool = False) -> str:
+        """Runs a job to its end, its output in logs/LABEL.log. Returns the command; JobFailed where its exit code is not 0."""
         log = self.task.output / "logs" / f"{label}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         # a session of its own: Ctrl-C reaches the job once, through us
@@ -194,7 +194,7 @@ class Lane:
                 await _end(process)
         if code:
             lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-            raise StageFailed(f"{module} ended with code {code}: " + "\n".join(lines[-LAST_LINES:]))
+            raise JobFailed(f"{module} ended with code {code}: " + "\n".join(lines[-LAST_LINES:]))
         return " ".join(["python", "-m", module, *flags])
 
     def _environment(self) -> dict[str, str]:

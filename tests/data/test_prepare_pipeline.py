@@ -20,7 +20,7 @@ from dflash_ray.data.prepare.rows import Chunk, find_files, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer, check_same_tokenizer
 from dflash_ray.data.store.dataset import dataset_splits, open_dataset
 from jobs import prepare_data
-from jobs.support.cli import JOB_MARK
+from jobs.support.paths import JOB_MARK
 from tests.support.tiny_chat import KEEPS, STRIPS, save_tokenizer
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_ray.planning.bench import bench_device
 from jobs.benchmarks import drafter as bench_drafter
+from jobs.benchmarks.measure_drafter import batch, make_trainer
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def test_flops_are_the_counted_ones(record):
 
 
 def test_every_anchor_of_a_uniform_case_has_all_its_labels():
-    shape = bench_drafter.make_trainer("tiny-hybrid", bench_drafter.bench.bench_device(), "adamw", None).shape
-    one = bench_drafter.batch([40, 30], [6, 3], shape)
+    shape = make_trainer("tiny-hybrid", bench_device(), "adamw", None).shape
+    one = batch([40, 30], [6, 3], shape)
     place = one.anchors - np.array([0, 40])[np.searchsorted(one.cu_seqlens, one.anchors, side="right") - 1]
     assert (place <= np.repeat([40, 30], [6, 3]) - shape.block_size).all() and len(set(one.anchors.tolist())) == 9
 

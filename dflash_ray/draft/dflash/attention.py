@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_ray.draft.blocks.mask import AnchorSlice, Blocks, sees_context, sees_slot
-from dflash_ray.draft.kernels.limits import kernels_take
+from dflash_ray.draft.kernels.limits import sizes_fit
 
 # (q [A,K,N,D], k_slots [A,K,M,D], v_slots [A,K,M,D], k_context [T,M,D], v_context [T,M,D], blocks, window) -> [A,K,N,D]
 # N query heads, M key-value heads, N a multiple of M; q and k are normalised and rotated; window None means full attention.
@@ -29,7 +29,8 @@ def kernel_attention(
     q: Tensor, k_slots: Tensor, v_slots: Tensor, k_context: Tensor, v_context: Tensor, blocks: Blocks, window: int | None
 ) -> Tensor:
     """See `Attention`. The Triton kernels on a GPU; what they do not take goes through plain torch."""
-    if not kernels_take(q.dtype, q.shape[-1], q.shape[1] * q.shape[2] // k_slots.shape[2]):
+    rows = q.shape[1] * q.shape[2] // k_slots.shape[2]
+    if q.dtype != torch.bfloat16 or not sizes_fit(q.shape[-1], rows):
         return plain_attention(q, k_slots, v_slots, k_context, v_context, blocks, window)
     from dflash_ray.draft.kernels.attention import BlockAttention
 

@@ -24,12 +24,11 @@ from dflash_ray.draft.blocks.mask import Blocks
 from dflash_ray.draft.dflash.model import DraftModel
 from dflash_ray.draft.dflash.ops import HeadViews, Ops, matmul, ops_for
 from dflash_ray.draft.dflash.shape import DraftShape
-from dflash_ray.draft.kernels.limits import kernels_take
 
 
 def fused_covers(shape: DraftShape, dtype: torch.dtype, device: torch.device) -> bool:
     """May this pass train the drafter on the device with its kernels?"""
-    return device.type == "cuda" and kernels_take(dtype, shape.head_dim, shape.block_size * shape.heads // shape.kv_heads)
+    return device.type == "cuda" and dtype == torch.bfloat16 and shape.fits_kernels
 
 
 class Joined:

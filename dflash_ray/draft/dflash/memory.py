@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
 from dflash_ray.config.schema import Config
 from dflash_ray.draft.dflash.shape import DraftShape
-from dflash_ray.draft.kernels.limits import kernels_take
 
 
 class Bytes(NamedTuple):
@@ -33,7 +30,7 @@ def memory_estimate(
     moments = count + vectors if config.optimizer.name == "muon" else 2 * count
     tables = 1 if tied else 2
     queries, keys, layers = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.num_layers
-    fused = gpu and width == 2 and kernels_take(torch.bfloat16, shape.head_dim, shape.block_size * shape.heads // shape.kv_heads)
+    fused = gpu and width == 2 and shape.fits_kernels
     if fused:
         per_slot = layers * (2 * shape.hidden + 2 * queries + 2 * keys + 2 * shape.intermediate)
         per_token = 2 * shape.hidden + layers * 2 * keys

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from dflash_ray.config.schema import DraftConfig
+from dflash_ray.draft.kernels.limits import sizes_fit
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -89,6 +90,11 @@ class DraftShape:
     def features(self) -> int:
         """Width of the received features: taps x hidden."""
         return len(self.target_layer_ids) * self.hidden
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Do the GPU's kernels, which are for bf16, take heads and blocks of this size?"""
+        return sizes_fit(self.head_dim, self.block_size * self.heads // self.kv_heads)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer; None for full attention."""

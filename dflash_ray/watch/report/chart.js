@@ -1,5 +1,7 @@
 "use strict";
 // Charts as SVG: lines over a shared horizontal axis, with a crosshair that all of them follow.
+// Drawn here and not by matplotlib, whose SVG stands still: no crosshair across charts, no change between steps, tokens and time. A
+// charting package that has both (plotly: 4.8 MB) would make a page of 0.1 MB forty times as large.
 
 const SVG = "http://www.w3.org/2000/svg";
 const AXES = { hours: "training time", tokens: "tokens", step: "steps" };

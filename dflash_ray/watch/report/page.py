@@ -1,4 +1,8 @@
-"""The report's HTML: one file that needs nothing else."""
+"""The report's HTML: one file that needs nothing else.
+
+Its charts are drawn in the browser (`chart.js`): they answer the pointer, share one crosshair, change their axis and follow the window's
+width and the system's colours. matplotlib's pictures do none of that, and a package that does weighs megabytes in every page.
+"""
 
 from __future__ import annotations
 
