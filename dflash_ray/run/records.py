@@ -28,13 +28,11 @@ from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolde
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRecord(Record):
-    """One optimizer step, a line of metrics.jsonl.
+class DraftMetrics(Record):
+    """What the drafter predicted, over the batches of a step or of a validation pass (`draft.loss.step_metrics`).
 
-    Losses are nats per what their objective is divided by (docs/dflash.md), `tau` and `slot_accuracy` (slots 1..K-1) are of teacher-forced
-    blocks. Tokens and `supervised_tokens` are counts of the step; rates are per second over a sliding window, waits are shares of time,
-    `watts` is of all devices. `q_pre`, `ahead`, `q_hs` count batches, `window_bytes` bytes of features in flight. `seconds` is the step's
-    own time, `time` a monotonic clock in seconds.
+    Losses are nats per what their objective is divided by (docs/dflash.md); `tau` and `slot_accuracy` (slots 1..K-1) are of teacher-forced
+    blocks, `replay_tau` is told by a validation with a block at every place.
     """
 
     step: int = key(COUNT)
@@ -50,6 +48,17 @@ class StepRecord(Record):
     tau_blocks: float = key(NUMBER)
     supervised_tokens_covered: float = key(NUMBER)
     slot_accuracy: list[float] = key(NUMBERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord(DraftMetrics):
+    """One optimizer step, a line of metrics.jsonl.
+
+    Tokens and `supervised_tokens` are counts of the step; rates are per second over a sliding window, waits are shares of time, `watts` is
+    of all devices. `q_pre`, `ahead`, `q_hs` count batches, `window_bytes` bytes of features in flight. `seconds` is the step's own time,
+    `time` a monotonic clock in seconds.
+    """
+
     lr: float = key(NUMBER)
     noise_std: float = key(NUMBER)
     grad_norm: float = key(NUMBER)
@@ -79,22 +88,8 @@ class StepRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationRecord(Record):
-    """One validation pass after `step` steps, a line of validation.jsonl; the metrics are those of `StepRecord`, over held-out samples."""
-
-    step: int = key(COUNT)
-    loss: float = key(NUMBER)
-    ce: float = key(NUMBER)
-    dpace: float = key(NUMBER)
-    kl: float | None = optional_key(NUMBER)
-    tv: float | None = optional_key(NUMBER)
-    dpace_kl: float | None = optional_key(NUMBER)
-    accuracy: float = key(NUMBER)
-    tau: float = key(NUMBER)
-    replay_tau: float | None = optional_key(NUMBER)  # where validation has a block at every place
-    tau_blocks: float = key(NUMBER)
-    supervised_tokens_covered: float = key(NUMBER)
-    slot_accuracy: list[float] = key(NUMBERS)
+class ValidationRecord(DraftMetrics):
+    """One validation pass after `step` steps, over held-out samples; a line of validation.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
