@@ -32,7 +32,6 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-IntList = Annotated[list[int], BeforeValidator(_numbers)]
 
 
 def _path(value: Path) -> Path:

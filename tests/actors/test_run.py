@@ -208,6 +208,9 @@ def test_a_mask_token_that_only_the_data_knows_of_ends_the_run(material, local_r
     assert code == 1 and f"draft.mask_token_id: {MASK_TOKEN} occurs in the data" in summary["failed"]
 
 
-def test_the_first_batch_is_there_when_the_actors_are(undisturbed):
+def test_the_first_batch_is_told_once_with_who_got_it_and_when(undisturbed):
     first = [event for event in undisturbed.read("events.jsonl") if event["event"] == "first_batch"]
-    assert len(first) == 1 and first[0]["step"] == 0 and first[0]["seconds"] >= 0
+    (computed_first,) = [line["target"] for line in undisturbed.read("trained.jsonl") if line["arrival"] == 0]
+    assert [(event["step"], event["reason"].split()[2]) for event in first] == [(0, computed_first)]
+    started = json.loads((undisturbed.path / "run.json").read_text())["started"]
+    assert 0 <= first[0]["seconds"] < first[0]["time"] - started, "counted from when the actors were ready, which is later than the start"
