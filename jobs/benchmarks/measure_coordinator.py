@@ -20,6 +20,7 @@ from dflash_ray.pipeline.flow import Flow
 from dflash_ray.run.spec import RunSpec, resolve
 from jobs.benchmarks.fake_actors import FAKES
 from jobs.support.local_ray import connect
+from jobs.support.run_driver import run_info
 
 FLOW_TARGETS, FLOW_BATCHES = 256, 20_000
 STEP = 8  # batches
@@ -79,7 +80,7 @@ def measure_coordinator(targets: int, batches: int, warm: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         spec = fake_run(targets, batches, Path(folder) / "run")
         options = actor_options("coordinator", "coordinator", spec)
-        coordinator = CoordinatorActor.options(**options).remote(spec, None, 10**9, {}, FAKES)
+        coordinator = CoordinatorActor.options(**options).remote(spec, None, 10**9, run_info(spec), FAKES)
         running = coordinator.run.remote()
         first = last = None
         waits = []

@@ -62,12 +62,9 @@ def _gpus(config: Config) -> float:
     return gpus
 
 
-def drive(run: ReadyRun) -> tuple[dict[str, Any], int]:
-    """Runs to the end. Returns the summary and the exit code."""
-    spec, folder = run.spec, run.folder
-    if spec.config.run.fresh and folder.path.exists():
-        _clear(folder)
-    info = RunInfo(
+def run_info(spec: RunSpec) -> RunInfo:
+    """Where a run of this process lives; Ray is up."""
+    return RunInfo(
         ray_address=ray.get_runtime_context().gcs_address,
         namespace=spec.namespace,
         coordinator="coordinator",
@@ -78,8 +75,15 @@ def drive(run: ReadyRun) -> tuple[dict[str, Any], int]:
         started=time.time(),
         environment=environment(),
     )
+
+
+def drive(run: ReadyRun) -> tuple[dict[str, Any], int]:
+    """Runs to the end. Returns the summary and the exit code."""
+    spec, folder = run.spec, run.folder
+    if spec.config.run.fresh and folder.path.exists():
+        _clear(folder)
     coordinator = CoordinatorActor.options(**actor_options("coordinator", "coordinator", spec), **on_this_node()).remote(
-        spec, run.resume, _store_bytes(), info
+        spec, run.resume, _store_bytes(), run_info(spec)
     )
     running = coordinator.run.remote()
     try:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_ray.config.loading import validate
 from dflash_ray.data.store.writer import DatasetWriter
-from dflash_ray.run.checkpoint import list_checkpoints, read_checkpoint
+from dflash_ray.run.checkpoint import BestCheckpoint, list_checkpoints, read_checkpoint
 from dflash_ray.run.exports import HELD_OUT, REPLAYED, card_of_run, choose_checkpoint, run_config
 from dflash_ray.run.folder import RunFolder
 from tests.support.tiny_runs import MASK_TOKEN, tiny_config
@@ -107,7 +107,10 @@ def test_the_best_checkpoint_is_the_one_that_would_serve_best(material, tmp_path
     assert code == 0
     best = max(folder.read("validation.jsonl"), key=lambda record: record["replay_tau"])
     name = f"step-{best['step']:08d}"
-    assert json.loads((folder.path / "best.json").read_text()) == {"checkpoint": name, "tau": best["replay_tau"], "by": "replay_tau"}
+    assert (
+        json.loads((folder.path / "best.json").read_text())
+        == BestCheckpoint(checkpoint=name, tau=best["replay_tau"], by="replay_tau").as_json()
+    )
     assert (summary["best_checkpoint"], summary["best_validation_tau"]) == (name, best["replay_tau"]) and best["replay_tau"] != best["tau"]
     recipe, told = card_of_run(folder.path, run_config(folder.path), choose_checkpoint(folder.path))
     assert told == {HELD_OUT: best["tau"], REPLAYED: best["replay_tau"]} and recipe["steps"].startswith(f"{best['step']} of")
