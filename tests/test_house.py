@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ TOPS = ("dflash_ray", "actors", "jobs")
 ALLOWED = {"dflash_ray": {"dflash_ray"}, "actors": {"actors", "dflash_ray"}, "jobs": {"jobs", "actors", "dflash_ray"}}
 MOST_LINES, MOST_FILES, MOST_BASE_FILES = 400, 14, 8
 MAY_IMPORT = "May import: "
+DOCS = ROOT / "docs" / "architecture.md"
 
 
 class House:
@@ -152,6 +154,20 @@ def house() -> House:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_house_keeps_its_rules(house, rule):
     assert RULES[rule](house) == []
+
+
+def test_the_docs_show_the_rooms_in_the_order_in_which_they_may_import_each_other(house):
+    """A room that shares its row with its parts (`plain/`, `kernels/`) stands for them."""
+    rows = [line.split("`")[1].strip("/").replace("/", ".") for line in DOCS.read_text().splitlines() if re.match(r"\| `\w[\w/]*/`", line)]
+    place = {room: next((row for row in reversed(rows) if room == row or room.startswith(f"{row}.")), None) for room in house.rooms()}
+    assert None not in place.values(), place
+    backwards = [
+        f"{room} imports {one}, which docs/architecture.md shows below it"
+        for room, imported in house.between_rooms().items()
+        for one in imported
+        if rows.index(place[one]) > rows.index(place[room])
+    ]
+    assert backwards == []
 
 
 def test_settings_load_neither_torch_nor_ray():

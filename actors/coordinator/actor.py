@@ -15,7 +15,7 @@ from actors.coordinator.drafter_loop import DrafterLoop
 from actors.coordinator.fetcher import Fetcher
 from actors.coordinator.power import PowerWatch
 from actors.coordinator.quarantine import earlier_quarantined
-from actors.coordinator.run_state import Crew, RunState
+from actors.coordinator.run_state import ActorClasses, RunState
 from actors.coordinator.run_status import RunStatus
 from actors.coordinator.targets import TargetPool
 from actors.coordinator.vitals import VitalsWatch
@@ -34,20 +34,20 @@ from dflash_ray.watch.metrics import Meter
 from dflash_ray.watch.tracking import Tracker
 
 LOCK_PATIENCE = 60.0  # seconds for the actors of a killed driver to end
-CREW = Crew(BatcherActor, TargetActor, DrafterActor)
+ACTOR_CLASSES = ActorClasses(BatcherActor, TargetActor, DrafterActor)
 NOTHING = {"step": 0, "steps": 0, "finished": False}  # done yet
 
 
 @ray.remote
 class CoordinatorActor:
-    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, info: RunInfo, crew: Crew | None = None):
+    def __init__(self, spec: RunSpec, resume: Path | None, store_bytes: int, info: RunInfo, classes: ActorClasses | None = None):
         hide_gpus()
-        self.spec, self.resume, self.store_bytes, self.info, self.crew = spec, resume, store_bytes, info, crew or CREW
+        self.spec, self.resume, self.store_bytes, self.info, self.classes = spec, resume, store_bytes, info, classes or ACTOR_CLASSES
         self.run_state: RunState | None = None
         self.pool: TargetPool | None = None
         self.drafter_loop: DrafterLoop | None = None
         self.run_status: RunStatus | None = None
-        self.fetcher = Fetcher(spec, self.crew.batcher, self.pump)
+        self.fetcher = Fetcher(spec, self.classes.batcher, self.pump)
         self.early_stop: str | None = None
         self.ready = False  # every actor but the targets is up, the flow may move
         self.ended = asyncio.Event()
@@ -110,7 +110,7 @@ class CoordinatorActor:
         folder.create(config, self.info.as_json())
         remove_leftovers(folder.checkpoints)
         meter, tracker, metrics = Meter(plan.tokens), Tracker(config, folder.path, told), RayMetrics(config.run.name)
-        run = self.run_state = RunState(spec, folder, order, flow, meter, tracker, end, self.crew, metrics)
+        run = self.run_state = RunState(spec, folder, order, flow, meter, tracker, end, self.classes, metrics)
         run.feature_slot_bytes = plan.most_tokens * spec.shape.features * spec.feature_bytes
         run.most_tokens, run.most_anchors = plan.most_tokens, plan.most_anchors
         run.stop_reason = self.early_stop

@@ -34,7 +34,7 @@ class DrafterProcess:
         """Starts the drafter. Restores `resume` if given, and returns that checkpoint's meta."""
         spec = self.run.spec
         self.up = False
-        self.handle = start(self.run.crew.drafter, "drafter", "drafter", spec, spec, self.total_steps)
+        self.handle = start(self.run.classes.drafter, "drafter", "drafter", spec, spec, self.total_steps)
         try:
             await self.timed(self.handle.vitals.remote(), "start")
             self.answered = True

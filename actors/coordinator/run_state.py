@@ -45,7 +45,7 @@ class Pulse:
 
 
 @dataclass(frozen=True)
-class Crew:
+class ActorClasses:
     """The classes that a run's actors are made of; a benchmark of the coordinator gives it others that answer at once."""
 
     batcher: Any
@@ -92,7 +92,7 @@ class RunState:
     meter: Meter
     tracker: Tracker
     end: int  # the position at which this run stops: the end of the batch order, or of run.max_steps
-    crew: Crew
+    classes: ActorClasses
     ray_metrics: RayMetrics
     pulse: Pulse = field(default_factory=Pulse)
     batches: dict[int, tuple[BatchInfo, ray.ObjectRef]] = field(default_factory=dict)  # by position; the ref is of the tokens

@@ -90,7 +90,7 @@ class TargetPool:
 
     async def _bring_up(self, target: Target) -> None:
         run, spec, began = self.run, self.run.spec, self.run.now()
-        target.handle = handle = start(run.crew.target, "target", target.name, spec, target.name, spec)
+        target.handle = handle = start(run.classes.target, "target", target.name, spec, target.name, spec)
         try:
             await answer(handle.vitals.remote(), target.name, "start", self._starting.limit())
             await answer(handle.rehearse.remote(run.most_tokens, run.most_anchors), target.name, run.largest, self._starting.limit())

@@ -32,8 +32,6 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-
-
 def _path(value: Path) -> Path:
     if "\0" in str(value):
         raise ValueError("holds a NUL; no path does")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.coordinator.run_state import Crew
+from actors.coordinator.run_state import ActorClasses
 from dflash_ray.data.batches.batch import BatchInfo
 from dflash_ray.machine.processes import Vitals, vitals
 from dflash_ray.run.build import PlanInfo
@@ -91,4 +91,4 @@ class FakeDrafter(_Fake):
         return str(folder / f"step-{meta.step:08d}")
 
 
-FAKES = Crew(FakeBatcher, FakeTarget, FakeDrafter)
+FAKES = ActorClasses(FakeBatcher, FakeTarget, FakeDrafter)
