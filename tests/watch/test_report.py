@@ -79,9 +79,9 @@ def test_a_run_is_told_as_it_was(tmp_path):
     assert (scaled["kind"], checkpoint["kind"]) == ("scaling", "checkpoint")
     assert [one["batches"] for one in run["targets"]] == [60, 60]
     assert run["slots"]["late"][0] == pytest.approx(np.mean(np.arange(109, 121) / 120), rel=1e-4)
-    facts = {fact["name"]: fact for fact in run["facts"]}
-    assert facts["best held-out tau"]["value"] == "2.20" and facts["padding efficiency"]["value"] == "80.0%"
-    assert facts["state"]["value"] == "finished" and facts["training time"] == {
+    numbers = {number["name"]: number for number in run["headline"]}
+    assert numbers["best held-out tau"]["value"] == "2.20" and numbers["padding efficiency"]["value"] == "80.0%"
+    assert numbers["state"]["value"] == "finished" and numbers["training time"] == {
         "name": "training time",
         "value": "1:12:00",
         "note": "1 restart",

@@ -62,7 +62,7 @@ def gather(folder: Path) -> dict[str, Any]:
     return _clean(
         {
             "name": folder.resolve().name,
-            "facts": headline(records, validation, summary, events, hours),
+            "headline": headline(records, validation, summary, events, hours),
             "series": _series(records, tokens, hours),
             "lengths": _length_lines(records, groups, tokens, hours),
             "slots": _slots(records, tokens, hours),

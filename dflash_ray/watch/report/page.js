@@ -148,15 +148,15 @@ function targetsChart(parent) {
   addChart(parent, chart);
 }
 
-function buildFacts(parent) {
+function buildHeadline(parent) {
   for (const [index, run] of runs.entries()) {
-    const row = element("div", { class: "facts" });
+    const row = element("div", { class: "headline" });
     if (!single) {
-      const name = element("div", { class: "fact" }, element("em", {}, "run"), element("b", {}, run.name), element("small", {}, ""));
+      const name = element("div", { class: "number" }, element("em", {}, "run"), element("b", {}, run.name), element("small", {}, ""));
       name.style.borderLeft = `4px solid ${color(index)}`;
       row.append(name);
     }
-    for (const fact of run.facts) row.append(element("div", { class: "fact" }, element("em", {}, fact.name), element("b", {}, fact.value), element("small", {}, fact.note)));
+    for (const one of run.headline) row.append(element("div", { class: "number" }, element("em", {}, one.name), element("b", {}, one.value), element("small", {}, one.note)));
     parent.append(row);
   }
 }
@@ -243,7 +243,7 @@ function buildHeader() {
 
 axis = single ? "hours" : "tokens";
 buildHeader();
-buildFacts(document.getElementById("facts"));
+buildHeadline(document.getElementById("headline"));
 buildCharts(document.getElementById("charts"));
 buildTables(document.getElementById("tables"));
 drawAll();
