@@ -23,16 +23,15 @@ def main(argv: list[str]) -> int:
 
     from dflash_ray.draft.dflash.card import model_card
     from dflash_ray.draft.dflash.export import CARD, CONFIG, WEIGHTS, export_drafter
-    from dflash_ray.draft.dflash.shape import DraftShape
     from dflash_ray.draft.trainer import serving_weights
-    from dflash_ray.run.exports import card_of_run, choose_checkpoint, run_config
+    from dflash_ray.run.exports import card_of_run, choose_checkpoint, run_config, shape_of
 
     _refuse_a_model(args.output / CONFIG)
     if not (args.output / CONFIG).exists():
         _refuse_other_files(args.output, {WEIGHTS, CARD})
     config = run_config(args.run)
     checkpoint = choose_checkpoint(args.run, args.checkpoint)
-    shape = DraftShape(**checkpoint.meta.shape)
+    shape = shape_of(checkpoint)
     recipe, tau = card_of_run(args.run, config, checkpoint)
     card, weights = model_card(shape, config, config.run.name, recipe, tau), serving_weights(checkpoint.tensors())
     try:

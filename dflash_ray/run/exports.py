@@ -7,6 +7,7 @@ from typing import Any
 
 from dflash_ray.config.loading import load_config
 from dflash_ray.config.schema import Config
+from dflash_ray.draft.dflash.shape import DraftShape
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
 from dflash_ray.run.folder import RunFolder
@@ -43,10 +44,20 @@ def choose_checkpoint(folder: Path, which: str | None = None) -> Checkpoint:
     return checkpoint
 
 
+def shape_of(checkpoint: Checkpoint) -> DraftShape:
+    """The drafter's shape. ValueError where a checkpoint holds none."""
+    try:
+        return DraftShape(**checkpoint.meta.shape)
+    except TypeError:
+        raise ValueError(f"checkpoint {checkpoint.path}: shape of meta.json is not a drafter's; the file was damaged") from None
+
+
 def card_of_run(folder: Path, config: Config, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, float]]:
     """Lines of the model card's recipe, and the acceptance lengths that are known of this checkpoint."""
     run, summary = RunFolder(folder), _read_json(folder / "summary.json")
     trainer = checkpoint.meta.trainer
+    if type(trainer.get("total_steps")) is not int:
+        raise ValueError(f"checkpoint {checkpoint.path}: total_steps of trainer in meta.json is not a whole number; the file was damaged")
     recipe: dict[str, Any] = {"steps": f"{checkpoint.step} of {trainer['total_steps']}"}
     if config.data.path is not None:
         recipe["data"] = config.data.path.name

@@ -1,5 +1,6 @@
 """From a run folder to files that load: the right checkpoint, the right weights, and one clear line where there is nothing to export."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import yaml
 
 from dflash_ray.draft.dflash.export import load_drafter, trained_for
-from dflash_ray.run.checkpoint import save_checkpoint
+from dflash_ray.run.checkpoint import read_checkpoint, save_checkpoint
 from dflash_ray.run.folder import RunFolder
 from jobs.export import main
 from tests.support.draft_cases import features_for, small_batch, small_trainer
@@ -84,6 +85,18 @@ def test_where_a_checkpoint_tells_no_target_the_export_does_not_either(tmp_path)
     folder, *_ = run_folder(tmp_path, weights_of="")
     assert main(["--run", str(folder), "--output", str(tmp_path / "out")]) == 0
     assert trained_for(tmp_path / "out") is None
+
+
+@pytest.mark.parametrize(
+    "key, says", [("shape", "shape of meta.json is not a drafter's"), ("trainer", "total_steps of trainer in meta.json")]
+)
+def test_a_checkpoint_without_a_drafter_is_one_clear_line(tmp_path, key, says):
+    folder, *_ = run_folder(tmp_path)
+    newest = folder / "checkpoints" / "step-00000003"
+    checkpoint = read_checkpoint(newest)
+    save_checkpoint(folder / "checkpoints", checkpoint.tensors(), dataclasses.replace(checkpoint.meta, **{key: {}}))
+    with pytest.raises(ValueError, match=says):
+        main(["--run", str(folder), "--output", str(tmp_path / "out")])
 
 
 def test_a_fingerprint_that_is_none_is_one_clear_line(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ray.records import MOST
+from dflash_ray.records import MOST, TIME
 from dflash_ray.run.records import Event, StepRecord, TrainedBatch, ValidationRecord
 
 KINDS = {
@@ -99,7 +99,7 @@ def environment_rows(info: dict[str, Any]) -> dict[str, Any]:
     machine["gpus"] = ", ".join(environment.get("gpus") or []) or "none"
     versions = {name: value or "not installed" for name, value in (environment.get("versions") or {}).items()}
     place = {name: info[name] for name in ("node", "ray_address", "namespace") if name in info}
-    if "started" in info:
+    if TIME[1](info.get("started")):
         place["started"] = utc(info["started"]) + " UTC"
     return {**place, **machine, **versions}
 
