@@ -34,7 +34,7 @@ _started: Counter[str] = Counter()
 
 
 def start(kind: Any, role: str, name: str, spec: RunSpec, *args: Any) -> Any:
-    """A new actor of the class `kind`. Its predecessor of the same name may not be buried yet, so a later one gets a name of its own."""
+    """A new actor of the class `kind`. Its predecessor of the same name may not be gone yet, so a later one gets a name of its own."""
     _started[name] += 1
     options = actor_options(role, name, spec)
     if _started[name] > 1:

@@ -12,8 +12,8 @@ from actors.coordinator.vitals import VitalsWatch
 
 
 class RunStatus:
-    def __init__(self, run: RunState, pool: TargetPool, consumer: DrafterLoop, fetcher: Fetcher, vitals: VitalsWatch):
-        self.run, self.pool, self.drafter_loop, self.fetcher, self.vitals = run, pool, consumer, fetcher, vitals
+    def __init__(self, run: RunState, pool: TargetPool, drafter_loop: DrafterLoop, fetcher: Fetcher, vitals: VitalsWatch):
+        self.run, self.pool, self.drafter_loop, self.fetcher, self.vitals = run, pool, drafter_loop, fetcher, vitals
 
     def progress(self) -> dict[str, Any]:
         run = self.run

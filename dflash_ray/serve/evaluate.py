@@ -1,9 +1,9 @@
 """A drafter measured as it would serve: speculative and plain decoding of the same prompts, in one run, on one engine.
 
 For every prompt both decoders run one after the other, in alternating order, so that a machine that slows down slows both. `tau` is
-served tau (dflash.md 8): tokens produced by verification passes per pass. `lossless` (dflash.md 9): in float32 every greedy token equals
-plain decoding's; in bf16 a first divergence is excused where the one-token pass itself was undecided, both tokens no more than four bf16
-steps below the best logit. `divergences` counts the prompts whose tokens differ at all.
+served tau: tokens produced by verification passes per pass. `lossless`: in float32 every greedy token equals plain decoding's; in bf16 a
+first divergence is excused where the one-token pass itself was undecided, both tokens no more than four bf16 steps below the best logit
+(dflash.md, two numbers, says both). `divergences` counts the prompts whose tokens differ at all.
 """
 
 from __future__ import annotations

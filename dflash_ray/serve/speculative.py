@@ -134,7 +134,7 @@ def speculative(
 
 
 def served_tau(answers: Sequence[Answer]) -> float | None:
-    """Tokens produced by verification passes / verification passes (dflash.md 8); None without a pass."""
+    """Tokens produced by verification passes / verification passes (dflash.md, two numbers); None without a pass."""
     produced = [len(one.produced) for answer in answers for one in answer.passes]
     return sum(produced) / len(produced) if produced else None
 

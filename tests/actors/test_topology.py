@@ -44,7 +44,7 @@ def test_recommended_is_the_smallest_of_the_fastest():
 
 
 def test_seven_targets_are_no_faster_than_six_once_the_drafter_is_full(tmp_path, capsys):
-    """Inputs of the source run: about 30 thousand tokens/s with 6-1, 27 with 7-1 (design facts); its 10% drop has another cause."""
+    """Inputs of the source run: about 30 thousand tokens/s with 6-1, 27 with 7-1 (docs/planning.md); its 10% drop has another cause."""
     plan = planned(tmp_path, "--measured", "6-1=30000", "--measured", "7-1=27000", "--tokens", "1.866e9")
     rate = {row["targets"]: row["tokens_per_second"] for row in plan["topologies"] if row["drafters"] == 1}
     assert len(rate) == 32 and rate[5] < rate[6] == rate[7] == rate[32] == 30000
@@ -60,7 +60,7 @@ def test_one_measured_run_gives_bounds_only():
 
 
 def test_arithmetic_says_seven_targets_at_one_anchor_per_43_tokens_and_one_per_5(tmp_path):
-    """What the drafter's and the target's FLOPs say about the balance (docs/dflash.md, design facts)."""
+    """What the drafter's and the target's FLOPs say about the balance (docs/planning.md)."""
     even = ("--target-share", "0.9", "--drafter-share", "0.9", "--drafters", "1")
     plan = planned(tmp_path, *QWEN, *even)
     assert plan["recommended"]["targets"] in (7, 8)

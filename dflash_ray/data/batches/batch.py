@@ -48,7 +48,7 @@ class Batch:
 class BatchInfo:
     """What the coordinator knows of a batch whose tokens it never sees. Tokens, documents and anchors are counts."""
 
-    number: int  # on its own line: training batches and validation batches count apart
+    number: int  # training batches and validation batches count apart
     epoch: int
     tokens: int
     allocated_tokens: int  # padding included

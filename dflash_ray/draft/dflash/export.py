@@ -28,7 +28,7 @@ _TARGET = "target_weights"  # in the metadata of WEIGHTS, which no server reads
 
 
 def export_config(shape: DraftShape) -> dict[str, Any]:
-    """`config.json` of the export contract (dflash.md)."""
+    """`config.json`: what servers ask of a drafter, and nothing else."""
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -243,7 +243,7 @@ def load_drafter(folder: Path | str, embed: Tensor, head: Tensor) -> tuple[Draft
 
 
 def export_drafter(weights: Mapping[str, Tensor], shape: DraftShape, folder: Path | str, card: str = "", target: str = "") -> float:
-    """Writes weights of any float dtype by the export contract and reads them back. `target`: fingerprint of the target's weights.
+    """Writes weights of any float dtype as an export and reads them back. `target`: fingerprint of the target's weights.
 
     Returns the largest difference between the outputs of the given weights and of what was read back, relative to the largest output:
     the rounding to bf16, about 1e-2. What was read back must equal the rounded weights bit by bit.

@@ -13,7 +13,7 @@ Two ways through the same weights give the same numbers:
 
 The compute dtype is that of the incoming features and embeddings; weights are cast to it at use, so float32 masters train with bf16
 matmuls. Norms, rotations and softmax are float32 or wider. The frozen embedding and head belong to the target and are passed in.
-Source of the architecture: dflash.md, forward pass. Parameter names are those of the export contract.
+Source of the architecture: dflash.md, forward pass. Parameter names are those of an export (`export`).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class DraftShape:
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every parameter: 3 + 11 per layer, the set that servers read (dflash.md, export contract)."""
+        """Name and shape of every parameter: 3 + 11 per layer, the set that servers read (`export`)."""
         hidden, queries, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = {
             "self_attn.q_proj": (queries, hidden),
@@ -144,7 +144,7 @@ class DraftShape:
 def resolve_shape(
     draft: DraftConfig, target: TargetSizes, *, tokenizer_mask_id: int | None = None, reserved: Mapping[str, int] | None = None
 ) -> DraftShape:
-    """The shape that config and target give (defaults: design.md, config tree).
+    """The shape that config and target give (defaults: `DraftConfig`).
 
     `tokenizer_mask_id` is the target tokenizer's own mask token, used where `draft.mask_token_id` is not set. `reserved` names token ids
     that must not be the mask token, for instance `{"pad": 0, "eos": 2}`.
