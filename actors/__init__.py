@@ -1,4 +1,5 @@
-"""Ray actors: thin shells round library objects, one file each.
+"""The Ray actors; each adds only what Ray needs to objects of `dflash_ray`. Also here: where actors run, how their answers are awaited,
+and the metrics for Ray's dashboard.
 
 May import: dflash_ray.data.batches, dflash_ray.draft, dflash_ray.generation, dflash_ray.machine, dflash_ray.run, dflash_ray.transport.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from dflash_ray.run.records import StepRecord
+from dflash_ray.run.metric_records import StepRecord
 
 LABELS = ("run", "actor")
 # gauge -> (where its value stands in an actor's line of the status, description)

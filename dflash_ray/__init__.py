@@ -1,4 +1,4 @@
-"""What makes sense without Ray: one folder is one room; the files here are what every room may use.
+"""All code that does not import Ray. Each folder is one part, called a room; every room may use the files directly in this folder.
 
 May import: nothing.
 """

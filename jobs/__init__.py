@@ -1,4 +1,4 @@
-"""Entry points: `python -m jobs.NAME`.
+"""The commands of the project: each file here is one, started as `python -m jobs.NAME`.
 
 May import: actors, dflash_ray, dflash_ray.config, dflash_ray.data, dflash_ray.data.batches, dflash_ray.data.prepare,
 dflash_ray.data.store, dflash_ray.doctor, dflash_ray.draft, dflash_ray.draft.dflash, dflash_ray.generation, dflash_ray.planning,

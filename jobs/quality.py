@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 
 from dflash_ray.config.loading import load_config
+from dflash_ray.file_lock import take_lock
 from dflash_ray.json_file import read_json_object
-from dflash_ray.locks import take_lock
 from dflash_ray.planning.quality import (
     fingerprint,
     is_result,

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_ray.records import COUNT, NUMBER, TEXT, Record, key, optional_key, or_null, other_keys
 from dflash_ray.run.folder import RunFolder
-from dflash_ray.run.records import FILES, read_steps
+from dflash_ray.run.metric_records import FILES, read_steps
 from tests.support.records import checkpoint_meta, step_record
 
 

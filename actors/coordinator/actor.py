@@ -30,7 +30,7 @@ from dflash_ray.run.checks import check_identity, window_bytes
 from dflash_ray.run.folder import RunFolder
 from dflash_ray.run.place import RunInfo
 from dflash_ray.run.spec import RunSpec
-from dflash_ray.watch.metrics import Meter
+from dflash_ray.watch.meter import Meter
 from dflash_ray.watch.tracking import Tracker
 
 LOCK_PATIENCE = 60.0  # seconds for the actors of a killed driver to end

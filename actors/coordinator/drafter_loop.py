@@ -23,7 +23,7 @@ from actors.coordinator.steps import Steps
 from dflash_ray.pipeline.order import Item
 from dflash_ray.pipeline.states import FEATURES, QUARANTINED, STAGED
 from dflash_ray.run.checkpoint import CheckpointMeta, RunIdentity, newest_whole, remove_leftovers
-from dflash_ray.run.records import QuarantinedBatch
+from dflash_ray.run.metric_records import QuarantinedBatch
 from dflash_ray.transport.peer import PeerError
 
 SHORT = 0.02  # seconds of a micro-step

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from actors.answers import RunFailed
 from actors.coordinator.run_state import RunState
-from dflash_ray.run.records import QuarantinedBatch, read_events
+from dflash_ray.run.metric_records import QuarantinedBatch, read_events
 
 
 def count_failure(run: RunState, position: int, reason: str) -> None:

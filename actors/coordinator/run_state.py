@@ -21,11 +21,11 @@ from dflash_ray.pipeline.order import BatchOrder, Item
 from dflash_ray.pipeline.restarts import RestartBudget
 from dflash_ray.records import Record
 from dflash_ray.run.folder import EVENTS, RunFolder
-from dflash_ray.run.records import Event, QuarantinedBatch, read_steps
+from dflash_ray.run.metric_records import Event, QuarantinedBatch, read_steps
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.transport.features import FeaturesInfo
 from dflash_ray.transport.peer import Buffer
-from dflash_ray.watch.metrics import Meter
+from dflash_ray.watch.meter import Meter
 from dflash_ray.watch.tracking import Tracker
 
 

@@ -9,9 +9,9 @@ from actors.coordinator.run_state import HeldFeatures, RunState
 from dflash_ray.data.batches.batch import BatchInfo
 from dflash_ray.pipeline.order import Item
 from dflash_ray.run.folder import METRICS, TRAINED, VALIDATION
-from dflash_ray.run.records import StepRecord, TrainedBatch, ValidationRecord
+from dflash_ray.run.metric_records import StepRecord, TrainedBatch, ValidationRecord
 from dflash_ray.watch.console import balance_advice, console_line
-from dflash_ray.watch.metrics import StepTally
+from dflash_ray.watch.meter import StepTally
 
 
 class Steps:

@@ -1,4 +1,5 @@
-"""Conversations, tokens on disk and numbered batches; here lies only which tokens may be anchors.
+"""The data of a run: `prepare` makes tokens from conversations, `store` keeps them on disk, `batches` makes numbered batches. The file
+here chooses which tokens become anchors.
 
 May import: dflash_ray.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_ray.streams import stream
+from dflash_ray.random_streams import stream
 
 
 def anchor_candidates(loss_mask: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dflash_ray.data.batches.batch import Batch
-from dflash_ray.streams import torch_generator
+from dflash_ray.random_streams import torch_generator
 
 
 def add_noise(features: Tensor, batch: Batch, std: float, seed: int, taps: int) -> Tensor:

@@ -21,7 +21,7 @@ from dflash_ray.data.prepare.conversations import Conversation, parse_row
 from dflash_ray.data.prepare.dialogue import Dialogue, dialogue_key
 from dflash_ray.data.prepare.rows import Refused, decode_row, find_files, is_blank, read_chunks
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
-from dflash_ray.locks import take_lock
+from dflash_ray.file_lock import take_lock
 from dflash_ray.target.shape import TargetShape
 from dflash_ray.target.weights import WeightFiles
 

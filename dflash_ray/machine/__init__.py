@@ -1,4 +1,4 @@
-"""What this process, this host and its GPUs are.
+"""What is known about this machine and this process: versions, CPU, GPUs, memory, watts. Also sets the number of threads.
 
 May import: nothing.
 """

@@ -1,4 +1,5 @@
-"""Who computes which batch and when, in which order batches are consumed, and how long to wait for whom.
+"""Which target computes which batch and when, in which order the drafter uses them, how long an answer may take, and when a dead actor is
+started again.
 
 May import: nothing.
 """

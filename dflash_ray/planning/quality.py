@@ -18,7 +18,7 @@ from dflash_ray.config.schema import Config
 from dflash_ray.json_file import read_json_object
 from dflash_ray.records import finite
 from dflash_ray.run.folder import METRICS, RunFolder
-from dflash_ray.run.records import read_steps, read_validations
+from dflash_ray.run.metric_records import read_steps, read_validations
 
 CHOSEN = ("run", "train.epochs")  # settings, or sections, that are the job's to choose
 TOLERANCE = 0.05  # share of the wanted time by which a run may miss it

@@ -20,11 +20,11 @@ from dflash_ray.draft.dflash.shape import DraftShape, resolve_shape
 from dflash_ray.json_file import read_json_object
 from dflash_ray.planning.balance import WAITING_SHARE, DrafterCost, Power, Rates
 from dflash_ray.run.folder import METRICS, RunFolder
-from dflash_ray.run.records import read_steps
+from dflash_ray.run.metric_records import read_steps
 from dflash_ray.run.spec import RunSpec
 from dflash_ray.target.cost import counted_flops
 from dflash_ray.target.shape import known_target_shape, read_target_shape
-from dflash_ray.watch.metrics import WARMUP_STEPS
+from dflash_ray.watch.meter import WARMUP_STEPS
 
 MEAN_LENGTH = 2026  # tokens of a document where nothing says more, the corpus of the benchmarks
 

@@ -11,7 +11,7 @@ from dflash_ray.draft.dflash.shape import DraftShape
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.checkpoint import NAME, Checkpoint, newest_whole, read_checkpoint
 from dflash_ray.run.folder import RunFolder
-from dflash_ray.run.records import read_steps, read_validations
+from dflash_ray.run.metric_records import read_steps, read_validations
 
 BEST, LATEST = "best", "latest"
 HELD_OUT = "held-out conversations, mean over fixed blocks"

@@ -3,7 +3,7 @@
 run.json (where the run lives while it lives), config.yaml (starts the same run again), metrics.jsonl (one line per optimizer step and
 nothing else), validation.jsonl, events.jsonl, trained.jsonl (one line per batch whose gradient is in the weights), checkpoints/,
 summary.json. After a rewind to a checkpoint the lines behind it are removed, so nothing stands in a file twice. A full disk stops no run:
-lines wait in memory until there is room again. One process at a time writes.
+lines wait in memory until there is room again. One process at a time writes (`RunFolder.lock`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dflash_ray.config.schema import Config
+from dflash_ray.file_lock import take_lock
 from dflash_ray.json_file import replace_text
-from dflash_ray.locks import take_lock
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -1,4 +1,5 @@
-"""What a run tells while it works: metrics, the console line, power, tracking, pictures.
+"""How a run is watched: rates and sums, the console line, power, W&B or TensorBoard, plots. What the record of a step holds is in
+`run/metric_records.py`.
 
 May import: dflash_ray, dflash_ray.config, dflash_ray.data.batches, dflash_ray.run.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dflash_ray.run.records import StepRecord
+from dflash_ray.run.metric_records import StepRecord
 
 
 def duration(seconds: float | None) -> str:

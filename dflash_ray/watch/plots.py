@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 
-from dflash_ray.run.records import StepRecord, ValidationRecord
+from dflash_ray.run.metric_records import StepRecord, ValidationRecord
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402 - the backend must be chosen first

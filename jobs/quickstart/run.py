@@ -140,7 +140,7 @@ def _evaluate(target: Path, prompts: dict[str, Path], folder: Path, threads: int
 
 
 def _report(folder: Path, served: dict[str, Any], seconds: dict[str, float]) -> None:
-    from dflash_ray.run.records import read_steps, read_validations
+    from dflash_ray.run.metric_records import read_steps, read_validations
     from dflash_ray.watch.plots import plot_training
 
     run_folder = RunFolder(folder)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dflash_ray.config.schema import BatchingConfig
 from dflash_ray.data.batches.plan import STRATEGIES, RunPlan, make_plan, resolve_edges, resolve_strategy
 from dflash_ray.data.batches.report import batching_report, composition_change, shuffle_bias, target_seconds
-from dflash_ray.streams import shuffled, stream
+from dflash_ray.random_streams import shuffled, stream
 
 
 @st.composite

@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 
 from dflash_ray.config.loading import validate
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
-from dflash_ray.doctor import cluster, machine, run
-from dflash_ray.doctor.checks import machine_findings, quick_findings, refuse_blockers
+from dflash_ray.doctor import cluster, machine, memory_and_disk, target_and_data
+from dflash_ray.doctor.all_checks import machine_findings, quick_findings, refuse_blockers
 from dflash_ray.doctor.finding import Finding
 from dflash_ray.doctor.machine import GIB, GpuUse
 from dflash_ray.planning.memory import run_memory
@@ -112,15 +112,15 @@ def test_time_to_stop():
 
 def test_a_target_folder_is_looked_at_to_the_last_byte(spec):
     path = spec.config.target.path
-    assert_found(run.target_folder(spec), "warning", "tokenizer")  # the tiny target has none
+    assert_found(target_and_data.target_folder(spec), "warning", "tokenizer")  # the tiny target has none
     (path / "tokenizer.json").write_text("{}")
-    assert_found(run.target_folder(spec), "ok")
+    assert_found(target_and_data.target_folder(spec), "ok")
     weights = next(path.glob("*.safetensors"))
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
-    assert_found(run.target_folder(spec), "blocker", "copy or download")
+    assert_found(target_and_data.target_folder(spec), "blocker", "copy or download")
     weights.unlink()
-    assert_found(run.target_folder(spec), "blocker", "no model.safetensors")
+    assert_found(target_and_data.target_folder(spec), "blocker", "no model.safetensors")
 
 
 def test_a_sharded_target_that_lacks_a_tensor_or_a_piece(spec):
@@ -137,54 +137,54 @@ def test_a_sharded_target_that_lacks_a_tensor_or_a_piece(spec):
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file(first, path / "a.safetensors")
     save_file(second, path / "b.safetensors")
-    assert_found(run.target_folder(spec), "ok", "2 files")
+    assert_found(target_and_data.target_folder(spec), "ok", "2 files")
     (path / "b.safetensors").write_bytes((path / "b.safetensors").read_bytes()[:-4])
-    assert_found(run.target_folder(spec), "blocker", "b.safetensors is not whole")
+    assert_found(target_and_data.target_folder(spec), "blocker", "b.safetensors is not whole")
     lost = min(second)
     save_file({name: tensor for name, tensor in second.items() if name != lost}, path / "b.safetensors")
-    assert_found(run.target_folder(spec), "blocker", f"lacks {lost}")
+    assert_found(target_and_data.target_folder(spec), "blocker", f"lacks {lost}")
     index["weight_map"] = {name: file for name, file in index["weight_map"].items() if ".layers.3." not in name}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file(second, path / "b.safetensors")
     if spec.shape.target_layer_ids[-1] >= 3:
-        assert_found(run.target_folder(spec), "blocker", "layers.3")
+        assert_found(target_and_data.target_folder(spec), "blocker", "layers.3")
 
 
 def test_data_of_another_tokenizer(spec):
-    assert_found(run.data(spec), "warning", "does not say which tokenizer")
+    assert_found(target_and_data.data(spec), "warning", "does not say which tokenizer")
     manifest = spec.config.data.path / "manifest.json"
     facts = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(facts | {"vocab_size": 10**6}))
-    assert_found(run.data(spec), "blocker", "tokenizer of 1000000 tokens", "prepare")
+    assert_found(target_and_data.data(spec), "blocker", "tokenizer of 1000000 tokens", "prepare")
     tree = spec.config.as_dict() | {"target": {"path": str(ROOT / "jobs" / "quickstart" / "target")}}
     other = resolve(validate(tree), device="cpu", run_dir=spec.run_dir)
     manifest.write_text(json.dumps(facts | {"tokenizer": "f00d"}))
-    assert_found(run.data(other), "blocker", "another tokenizer (f00d)", "prepare")
+    assert_found(target_and_data.data(other), "blocker", "another tokenizer (f00d)", "prepare")
     manifest.write_text(json.dumps(facts | ChatTokenizer(other.config.target.path).fingerprint()))
-    assert_found(run.data(other), "ok")
+    assert_found(target_and_data.data(other), "ok")
 
 
 def test_room_on_disk(tmp_path):
-    assert_found(run.disk(tmp_path / "not" / "yet", 10, 3, free=19), "blocker", "not even two fit")
-    assert_found(run.disk(tmp_path, 10, 3, free=49), "warning", "checkpoint.keep 3", "run.dir")
-    assert_found(run.disk(tmp_path, 10, 3, free=50), "ok")
-    assert_found(run.disk(tmp_path, 10, 3), "ok")
+    assert_found(memory_and_disk.disk(tmp_path / "not" / "yet", 10, 3, free=19), "blocker", "not even two fit")
+    assert_found(memory_and_disk.disk(tmp_path, 10, 3, free=49), "warning", "checkpoint.keep 3", "run.dir")
+    assert_found(memory_and_disk.disk(tmp_path, 10, 3, free=50), "ok")
+    assert_found(memory_and_disk.disk(tmp_path, 10, 3), "ok")
 
 
 def test_room_in_shared_memory(spec):
     memory = run_memory(spec, 128, 40)
     message, window = memory.message.bytes, memory.window.bytes
-    assert_found(run.shared_memory(memory, message, 10**12), "blocker", "one batch's features", "--shm-size")
-    assert_found(run.shared_memory(memory, window, 10**12), "warning", "less will be in flight")
-    assert_found(run.shared_memory(memory, 100 * window, 2 * window), "warning", "--object-store-memory=")
-    assert_found(run.shared_memory(memory, 100 * window, 10**12), "ok")
+    assert_found(memory_and_disk.shared_memory(memory, message, 10**12), "blocker", "one batch's features", "--shm-size")
+    assert_found(memory_and_disk.shared_memory(memory, window, 10**12), "warning", "less will be in flight")
+    assert_found(memory_and_disk.shared_memory(memory, 100 * window, 2 * window), "warning", "--object-store-memory=")
+    assert_found(memory_and_disk.shared_memory(memory, 100 * window, 10**12), "ok")
 
 
 def test_room_on_a_gpu(spec):
     memory = run_memory(spec, 128, 40)
-    assert_found(run.gpu_memory(spec, memory, None), "n/a")
-    assert_found(run.gpu_memory(spec, memory, 1000), "blocker", "GiB", "lower batching.token_budget")
-    assert_found(run.gpu_memory(spec, memory, 10**12), "ok")
+    assert_found(memory_and_disk.gpu_memory(spec, memory, None), "n/a")
+    assert_found(memory_and_disk.gpu_memory(spec, memory, 1000), "blocker", "GiB", "lower batching.token_budget")
+    assert_found(memory_and_disk.gpu_memory(spec, memory, 10**12), "ok")
 
 
 def test_a_machine_without_a_gpu_is_no_reason_to_stop(spec):
@@ -196,7 +196,7 @@ def test_a_machine_without_a_gpu_is_no_reason_to_stop(spec):
 
 
 def machine_gpus() -> int:
-    from dflash_ray.doctor.checks import gpu_uses
+    from dflash_ray.doctor.all_checks import gpu_uses
 
     return len(gpu_uses()[0])
 

@@ -11,8 +11,8 @@ import pytest
 from dflash_ray.data.prepare.conversations import parse_row
 from dflash_ray.data.prepare.render import Renderer
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
+from dflash_ray.file_lock import take_lock
 from dflash_ray.generation.generate import Failure, GenerateSettings, generate
-from dflash_ray.locks import take_lock
 from dflash_ray.target.shape import read_target_shape
 from tests.support.tiny_chat import KEEPS, OPENS, save_tokenizer
 from tests.support.tiny_targets import save_target

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from dflash_ray.run.folder import RunFolder
-from dflash_ray.run.records import Event
+from dflash_ray.run.metric_records import Event
 from jobs.support.run_driver import _clear
 from tests.support.processes import ROOT
 

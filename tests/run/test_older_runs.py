@@ -20,8 +20,8 @@ from dflash_ray.run.checkpoint import RunIdentity, newest_whole
 from dflash_ray.run.checks import check_identity
 from dflash_ray.run.exports import HELD_OUT, card_of_run, choose_checkpoint, run_config
 from dflash_ray.run.folder import RunFolder
+from dflash_ray.run.metric_records import read_events, read_steps, read_trained, read_validations
 from dflash_ray.run.place import run_place
-from dflash_ray.run.records import read_events, read_steps, read_trained, read_validations
 from dflash_ray.run.spec import resolve, with_weights
 from dflash_ray.watch.report.gather import gather
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_ray.run.checkpoint import CheckpointMeta
-from dflash_ray.run.records import StepRecord
+from dflash_ray.run.metric_records import StepRecord
 
 
 def step_record(step: int = 1, **values: Any) -> StepRecord:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ray.config.loading import load_config
-from dflash_ray.watch.metrics import Meter
+from dflash_ray.watch.meter import Meter
 from dflash_ray.watch.power import READINGS, PowerCap, read_watts
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dflash_ray.config.loading import validate
 from dflash_ray.run.folder import EVENTS, METRICS, TRAINED, VALIDATION, RunFolder
-from dflash_ray.run.records import Event
+from dflash_ray.run.metric_records import Event
 from dflash_ray.watch.report.gather import POINTS, gather
 from dflash_ray.watch.report.page import report_html
 from jobs.report import main

@@ -20,7 +20,7 @@ import numpy as np
 from dflash_ray.config.schema import BatchingConfig
 from dflash_ray.data.batches.edges import best_edges
 from dflash_ray.data.batches.packing import pack
-from dflash_ray.streams import shuffled, stream
+from dflash_ray.random_streams import shuffled, stream
 
 STRATEGIES = ("sorted", "random", "bucketed", "packed")
 EPOCHS_KEPT = 2  # plans in memory at a time (16 MB each for 902,087 samples); others are made again when asked for

@@ -14,7 +14,7 @@ import numpy as np
 from dflash_ray.config.schema import BatchingConfig
 from dflash_ray.data.batches.edges import best_edges, expected_tokens
 from dflash_ray.data.batches.plan import STRATEGIES, EpochPlan, make_plan, refuse_over_budget, resolve_edges
-from dflash_ray.streams import shuffled, stream
+from dflash_ray.random_streams import shuffled, stream
 
 
 def batching_report(lengths: np.ndarray, anchor_counts: np.ndarray, config: BatchingConfig, seed: int) -> dict[str, Any]:

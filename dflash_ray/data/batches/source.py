@@ -15,7 +15,7 @@ from dflash_ray.data.anchors import anchor_count, choose_anchors, fixed_anchors
 from dflash_ray.data.batches.batch import Batch
 from dflash_ray.data.batches.plan import RunPlan, make_plan
 from dflash_ray.data.store.dataset import Dataset, Sample
-from dflash_ray.streams import shuffled, stream
+from dflash_ray.random_streams import shuffled, stream
 
 
 def plan_run(dataset: Dataset, config: BatchingConfig, tokens_per_anchor: float, seed: int, epochs: int) -> RunPlan:

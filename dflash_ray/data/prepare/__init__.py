@@ -1,4 +1,4 @@
-"""From files of conversations to tokens with a loss mask.
+"""Turns files of conversations into tokens with a loss mask, and into prompts for the target.
 
 May import: dflash_ray, dflash_ray.data.store.
 """

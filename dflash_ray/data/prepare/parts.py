@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from dflash_ray.data.prepare.counts import Counts
+from dflash_ray.file_lock import take_lock
 from dflash_ray.json_file import read_json_object, replace_text
-from dflash_ray.locks import take_lock
 
 _PART_TOKENS = 8 << 20
 _PART_CHUNKS = 256

@@ -1,4 +1,4 @@
-"""What a block is: its anchor and slots, what they see, which of them have labels.
+"""The slots of a block: what each slot may see, which slots have a label, and what the label weighs.
 
 May import: dflash_ray.config, dflash_ray.data.batches.
 """

@@ -29,7 +29,7 @@ from dflash_ray.draft.blocks.mask import Blocks, sees_context, sees_slot
 from dflash_ray.draft.dflash.attention import attention_for
 from dflash_ray.draft.dflash.shape import DraftShape
 from dflash_ray.linear import linear
-from dflash_ray.streams import torch_generator
+from dflash_ray.random_streams import torch_generator
 
 KeyValue = tuple[Tensor, Tensor]
 Rotation = tuple[Tensor, Tensor]

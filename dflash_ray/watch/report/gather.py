@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_ray.json_file import read_json_object
 from dflash_ray.run.folder import METRICS, RunFolder
-from dflash_ray.run.records import StepRecord, ValidationRecord, read_events, read_steps, read_trained, read_validations
+from dflash_ray.run.metric_records import StepRecord, ValidationRecord, read_events, read_steps, read_trained, read_validations
 from dflash_ray.watch.report.tables import bucket_table, by_target, environment_rows, event_row, finite, headline, mean
 
 POINTS = 1500  # of a series at most

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_ray.records import MOST, TIME
-from dflash_ray.run.records import Event, StepRecord, TrainedBatch, ValidationRecord
+from dflash_ray.run.metric_records import Event, StepRecord, TrainedBatch, ValidationRecord
 
 KINDS = {
     "trouble": ("spike", "skipped", "failed", "refused", "bad", "lost", "error", "given_up", "set_aside", "over_budget", "unreadable"),

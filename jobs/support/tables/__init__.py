@@ -1,4 +1,4 @@
-"""What entry points print as tables.
+"""What commands print as tables.
 
 May import: dflash_ray.data.prepare, dflash_ray.data.store, dflash_ray.planning.
 """

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ray.pipeline.flow import Flow
 from dflash_ray.watch.console import balance_advice, console_line
-from dflash_ray.watch.metrics import Meter
+from dflash_ray.watch.meter import Meter
 from tests.pipeline.test_flow import simulate
 from tests.support.records import step_record
 

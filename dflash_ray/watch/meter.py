@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from dflash_ray.data.batches.batch import BatchInfo
-from dflash_ray.run.records import StepRecord
+from dflash_ray.run.metric_records import StepRecord
 
 WARMUP_STEPS = 2
 SPIKE_FACTOR = 2.0  # a loss this many times the rolling median is reported

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ray.locks import take_lock
+from dflash_ray.file_lock import take_lock
 
 ROOT = Path(__file__).parents[1]
-HOLD = "import sys; from pathlib import Path; from dflash_ray.locks import take_lock; lock = take_lock(Path(sys.argv[1]), required=True); "
+HOLD = (
+    "import sys; from pathlib import Path; from dflash_ray.file_lock import take_lock; lock = take_lock(Path(sys.argv[1]), required=True); "
+)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dflash_ray.doctor import cluster, machine, run
+from dflash_ray.doctor import cluster, machine, memory_and_disk, target_and_data
 from dflash_ray.doctor.finding import Finding, blockers
 from dflash_ray.machine.environment import version
 from dflash_ray.machine.nvml import nvml
@@ -34,7 +34,7 @@ def machine_findings(spec: RunSpec | None, kind: str, topology: str, wanted: flo
         cluster.authentication(os.environ, heads, Path.home() / ".ray" / "auth_token"),
         cluster.stop_wait(heads),
         _tracking(kind),
-        run.temporary_disk(Path(os.environ.get("RAY_TMPDIR", "/tmp"))),
+        memory_and_disk.temporary_disk(Path(os.environ.get("RAY_TMPDIR", "/tmp"))),
     ]
 
 
@@ -44,24 +44,26 @@ def run_findings(spec: RunSpec, sizes: dict[str, Any]) -> list[Finding]:
     memory = run_memory(spec, sizes["most_tokens"], sizes["most_anchors"])
     shm = Path("/dev/shm")
     hardware = spec.config.hardware
-    gpu_bytes = hardware.gpu_memory_gib * run.GIB if hardware.gpu_memory_gib else min((one.total_bytes for one in uses), default=None)
+    gpu_bytes = (
+        hardware.gpu_memory_gib * memory_and_disk.GIB if hardware.gpu_memory_gib else min((one.total_bytes for one in uses), default=None)
+    )
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
-        run.target_folder(spec),
-        run.data(spec),
-        run.disk(spec.run_dir, run.checkpoint_bytes(spec), spec.config.checkpoint.keep),
-        run.shared_memory(memory, run.total_bytes(shm), ram)
+        target_and_data.target_folder(spec),
+        target_and_data.data(spec),
+        memory_and_disk.disk(spec.run_dir, memory_and_disk.checkpoint_bytes(spec), spec.config.checkpoint.keep),
+        memory_and_disk.shared_memory(memory, memory_and_disk.total_bytes(shm), ram)
         if shm.is_dir()
         else Finding("/dev/shm", "n/a", "this system has none; Ray's object store lies in a file"),
-        run.gpu_memory(spec, memory, gpu_bytes),
+        memory_and_disk.gpu_memory(spec, memory, gpu_bytes),
     ]
 
 
 def quick_findings(spec: RunSpec, gpus: bool) -> list[Finding]:
     """What a run looks at by itself before Ray starts: under a second, and no CUDA in the driver."""
     return [
-        run.target_folder(spec),
-        run.disk(spec.run_dir, run.checkpoint_bytes(spec), spec.config.checkpoint.keep),
+        target_and_data.target_folder(spec),
+        memory_and_disk.disk(spec.run_dir, memory_and_disk.checkpoint_bytes(spec), spec.config.checkpoint.keep),
         machine.packages(),
         machine.compiler(gpus),
         machine.triton_version(gpus, version("triton"), machine.torch_requirements()),
