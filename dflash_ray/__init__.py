@@ -1,4 +1,4 @@
-"""All code that does not import Ray. Each folder is one part, called a room; every room may use the files directly in this folder.
+"""The library: everything that does not import Ray. Each folder is one part, a room; every room may use the files directly here.
 
 May import: nothing.
 """

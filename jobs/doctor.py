@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 def look(config: Config) -> list[Finding]:
     from actors.placement import gpus_wanted
-    from dflash_ray.doctor.all_checks import machine_findings, run_findings
+    from dflash_ray.doctor.which_checks import machine_findings, run_findings
     from jobs.support.explain import plan_sizes
 
     spec, about = _spec(config)

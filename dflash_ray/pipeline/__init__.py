@@ -1,4 +1,4 @@
-"""Which target computes which batch and when, in which order the drafter uses them, how long an answer may take, and when a dead actor is
+"""The bookkeeping of a run, without Ray: the batch order, who computes which batch, slow targets, deadlines, and when a dead actor is
 started again.
 
 May import: nothing.

@@ -1,4 +1,4 @@
-"""How features travel from a target to the drafter: through the object store, or directly between GPUs.
+"""Carries features from a target to the drafter, through Ray's object store or directly between GPUs of one host.
 
 May import: nothing.
 """

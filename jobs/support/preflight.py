@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dflash_ray.config.loading import merge, validate
 from dflash_ray.config.schema import Config
-from dflash_ray.doctor.all_checks import gpu_uses, quick_findings, refuse_blockers
+from dflash_ray.doctor.which_checks import gpu_uses, quick_findings, refuse_blockers
 from dflash_ray.run.checkpoint import Checkpoint, list_checkpoints, newest_whole, read_checkpoint
 from dflash_ray.run.checks import check_data
 from dflash_ray.run.folder import RunFolder

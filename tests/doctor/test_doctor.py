@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from dflash_ray.config.loading import validate
 from dflash_ray.data.prepare.tokenizer import ChatTokenizer
 from dflash_ray.doctor import cluster, machine, memory_and_disk, target_and_data
-from dflash_ray.doctor.all_checks import machine_findings, quick_findings, refuse_blockers
 from dflash_ray.doctor.finding import Finding
 from dflash_ray.doctor.machine import GIB, GpuUse
+from dflash_ray.doctor.which_checks import machine_findings, quick_findings, refuse_blockers
 from dflash_ray.planning.memory import run_memory
 from dflash_ray.run.spec import resolve
 from jobs import doctor, train
@@ -196,7 +196,7 @@ def test_a_machine_without_a_gpu_is_no_reason_to_stop(spec):
 
 
 def machine_gpus() -> int:
-    from dflash_ray.doctor.all_checks import gpu_uses
+    from dflash_ray.doctor.which_checks import gpu_uses
 
     return len(gpu_uses()[0])
 
