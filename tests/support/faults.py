@@ -34,7 +34,7 @@ TITLE = re.compile(r"ray::(?:[^:]+:)?(\w+Actor)(?:\.(\w+))?$")  # ray::[name:]Cl
 def doing(pid: int) -> tuple[str, str] | None:
     """(class, running method or "") of an actor's process; `train` is several micro-steps in one call, too."""
     match = TITLE.match(title(pid))
-    return (match.group(1), (match.group(2) or "").removesuffix("_line")) if match else None
+    return (match.group(1), (match.group(2) or "").removesuffix("_group")) if match else None
 
 
 def actors(root: int, role: str, method: str | None = None) -> list[int]:
