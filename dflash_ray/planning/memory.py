@@ -1,7 +1,7 @@
 """What every actor of a run will hold, as arithmetic, before a GPU is touched.
 
 Each number comes with the arithmetic that made it, so that a reader can check it and see what to change. The drafter's part is in
-`draft/memory.py`.
+`dflash_ray/draft/dflash/memory.py`.
 """
 
 from __future__ import annotations
