@@ -55,7 +55,7 @@ class Row:
         return self.flops / self.timing.median
 
 
-class Record:
+class BenchmarkRecord:
     """Rows of one benchmark run beside the machine, the versions and the ceiling they are compared with."""
 
     def __init__(self, job: str, shape: str, device: torch.device, ceiling: float, sustained: float | None = None) -> None:

@@ -39,7 +39,7 @@ def measure_all(args: argparse.Namespace) -> None:
         raise ValueError("--profile: kernels are listed on a GPU only, and there is none here")
     name = args.shape or default_shape(device.type == "cuda")
     trainer = make_trainer(name, device, args.optimizer, args.chunk)
-    record = bench.Record("drafter", name, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
+    record = bench.BenchmarkRecord("drafter", name, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
     record.about |= {"shape_values": trainer.shape.as_dict(), "fused": trainer.fused is not None, "optimizer": args.optimizer}
     record.about |= {"head_chunk": trainer.config.train.head_chunk, "repeats": args.repeats, "parameters": trainer.shape.parameters}
     print(f"{name}, drafter of {trainer.shape.parameters / 1e6:,.0f} M parameters on {record.about['device']}")
@@ -115,7 +115,7 @@ def counted_flops(shape: DraftShape, one: Batch, labels: int) -> float:
     return slots * flops_per_slot(shape) + labels * flops_per_label(shape) + one.tokens * flops_per_token(shape)
 
 
-def measure(record: bench.Record, trainer: DraftTrainer, name: str, one: Batch, repeats: int) -> None:
+def measure(record: bench.BenchmarkRecord, trainer: DraftTrainer, name: str, one: Batch, repeats: int) -> None:
     """Rows for a step's first micro-step, for one that adds to others, for the whole step, and for steps during which another thread copies
     the next batch from the host."""
     device = trainer.device

@@ -36,7 +36,7 @@ def measure_all(args: argparse.Namespace) -> None:
     if longest < 256:
         raise ValueError(f"--longest: {longest} leaves length buckets empty; use at least 256")
     taps = [tap for tap in resolve_taps(DraftConfig(), target_shape.num_layers) if tap < layers - 1] + [layers - 1]
-    record = bench.Record("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
+    record = bench.BenchmarkRecord("target", shape, device, bench.matmul_ceiling(device), bench.sustained_ceiling(device))
     record.about |= {"layers": layers, "taps": taps, "longest": longest, "repeats": args.repeats}
     ceilings = f"ceiling {record.ceiling / 1e12:.1f} TFLOP/s, sustained {record.sustained / 1e12:.1f}"
     print(f"{shape}, {layers} layers on {record.about['device']}: {ceilings}", flush=True)
@@ -97,7 +97,7 @@ def batch(lengths: np.ndarray, layout: str, vocab: int) -> Batch:
     )
 
 
-def measure(record: bench.Record, target: FrozenTarget, name: str, one: Batch, layers: int, repeats: int) -> None:
+def measure(record: bench.BenchmarkRecord, target: FrozenTarget, name: str, one: Batch, layers: int, repeats: int) -> None:
     with torch.inference_mode():
         peak = bench.peak_bytes(target.device, lambda: target.features(one))
         timing = bench.time_calls(lambda: target.features(one), target.device, repeats=repeats, warm=0)
@@ -106,13 +106,13 @@ def measure(record: bench.Record, target: FrozenTarget, name: str, one: Batch, l
     record.add(bench.Row(name, timing, one.tokens, flops, peak, details))
 
 
-def rate(record: bench.Record, name: str, *, allocated: bool = False) -> float:
+def rate(record: bench.BenchmarkRecord, name: str, *, allocated: bool = False) -> float:
     """Real (or allocated) tokens per second of a row."""
     row = next(row for row in record.rows if row.name == name)
     return (row.details["allocated_tokens"] if allocated else row.tokens) / row.timing.median
 
 
-def compare(record: bench.Record, precision: str, longest: int) -> None:
+def compare(record: bench.BenchmarkRecord, precision: str, longest: int) -> None:
     """Speed ratios in real tokens per second. A padded row's speed per allocated token is measured on one batch, the share of them that is
     real comes from batches of all documents; the buckets' speed is an epoch's."""
     lengths, budget = bench.document_lengths(SAMPLES, longest), 4 * longest
