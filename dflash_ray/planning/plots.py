@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-
 from dflash_ray.planning.balance import Point
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 - the backend must be chosen first
-
-BLUE, ORANGE, GREY = "#2f6fab", "#d9822b", "#8a8f98"
+from dflash_ray.watch.plots import BLUE, GREY, ORANGE, pyplot
 
 
 def plot_topology(tables: dict[int, list[Point]], best: Point | None, measured: dict[int, float], out: Path) -> None:

@@ -153,14 +153,14 @@ def test_a_sharded_target_that_lacks_a_tensor_or_a_piece(spec):
 def test_data_of_another_tokenizer(spec):
     assert_found(target_and_data.data(spec), "warning", "does not say which tokenizer")
     manifest = spec.config.data.path / "manifest.json"
-    facts = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(facts | {"vocab_size": 10**6}))
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(told | {"vocab_size": 10**6}))
     assert_found(target_and_data.data(spec), "blocker", "tokenizer of 1000000 tokens", "prepare")
     tree = spec.config.as_dict() | {"target": {"path": str(ROOT / "jobs" / "quickstart" / "target")}}
     other = resolve(validate(tree), device="cpu", run_dir=spec.run_dir)
-    manifest.write_text(json.dumps(facts | {"tokenizer": "f00d"}))
+    manifest.write_text(json.dumps(told | {"tokenizer": "f00d"}))
     assert_found(target_and_data.data(other), "blocker", "another tokenizer (f00d)", "prepare")
-    manifest.write_text(json.dumps(facts | ChatTokenizer(other.config.target.path).fingerprint()))
+    manifest.write_text(json.dumps(told | ChatTokenizer(other.config.target.path).fingerprint()))
     assert_found(target_and_data.data(other), "ok")
 
 
