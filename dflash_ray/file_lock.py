@@ -6,11 +6,16 @@ written to it, so any file can carry the lock. A file that was removed while its
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+
+# what a file system without locks answers
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def take_lock(path: Path, *, required: bool) -> BaseFileLock | None:
@@ -21,12 +26,13 @@ def take_lock(path: Path, *, required: bool) -> BaseFileLock | None:
     from filelock import FileLock, Timeout  # imported late: most commands take no lock
 
     open(path, "ab").close()  # what is wrong with the file is told here; filelock would make missing folders
-    lock = FileLock(path, blocking=False, thread_local=False, preserve_lock_file=True)
+    # filelock follows no link, and its versions before 4.2.1 empty the file
+    lock = FileLock(path.resolve(), blocking=False, thread_local=False, preserve_lock_file=True)
     try:
         lock.acquire()
     except Timeout:
         return None
-    except OSError:
-        if required:
+    except OSError as error:
+        if required or error.errno not in NO_LOCKS:
             raise
     return lock

@@ -114,7 +114,8 @@ class Record:
                 continue
             what, holds = field.metadata["check"]
             untold = name not in values and (version == 0 or field.metadata.get("optional"))
+            missing = name not in values
             value = values.setdefault(name, None)
-            if not (untold and name not in needed) and not holds(value):
+            if not (untold and name not in needed) and (missing or not holds(value)):
                 raise ValueError(f"{name} of {where} is not {what}; the file was damaged")
         return cls(**values)

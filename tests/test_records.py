@@ -60,6 +60,7 @@ def test_older_records_are_upgraded_version_by_version():
     [
         ({"name": "a", "stamp": None, "version": 2}, "kilos of parcel 3 is not a number"),
         ({"name": "a", "kilos": 1, "stamp": None, "colour": "red", "version": 2}, "parcel 3 has the unknown key 'colour'"),
+        ({"name": "a", "kilos": 1, "version": 2}, "stamp of parcel 3 is not a text or null"),
         ({"name": "a", "kilos": True, "stamp": None, "version": 2}, "kilos of parcel 3 is not a number"),
         ({"name": "a", "kilos": 1, "stamp": 4, "version": 2}, "stamp of parcel 3 is not a text or null"),
         ({"name": "a", "kilos": 1, "stamp": None, "floor": -1, "version": 2}, "floor of parcel 3 is not a count"),

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_ray.json_file import read_json_object
 from dflash_ray.records import MAPPING, NUMBER, TEXT, Check, Record, key, list_of, or_null
+from dflash_ray.run.metric_records import QuarantinedBatch
 
 FORMAT = "dflash-ray checkpoint 1"
 NAME = re.compile(r"step-(\d{8})")
@@ -42,7 +43,10 @@ def _whole(value: Any) -> bool:
 
 
 def _is_quarantined(value: Any) -> bool:
-    return isinstance(value, dict) and type(value.get("batch")) is int
+    try:
+        return isinstance(value, dict) and QuarantinedBatch.from_json(value, "an entry", "batch") is not None
+    except ValueError:
+        return False
 
 
 WHOLE: Check = ("a whole number", _whole)
@@ -175,6 +179,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         meta = CheckpointMeta.from_json(keys, "meta.json", *(field.name for field in fields(CheckpointMeta)))
     except ValueError as error:
         raise refuse(str(error)) from None
+    if meta.weights is None and "weights" in whole:
+        raise refuse("weights of meta.json is not a text; the file was damaged")
     state = path / "state.safetensors"
     if not state.is_file():
         raise refuse("state.safetensors is missing")

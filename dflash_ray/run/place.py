@@ -78,8 +78,8 @@ def run_place(folder: Path) -> RunPlace:
         info = RunInfo.from_json(values, "run.json", "ray_address", "namespace", "coordinator", "pid", "node")
     except FileNotFoundError:
         raise ValueError(f"--run {folder}: holds no run (no run.json)") from None
-    except (OSError, ValueError, TypeError):
-        raise ValueError(f"--run {folder}: run.json cannot be read") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"--run {folder}: run.json cannot be read: {str(error).splitlines()[0]}") from None
     return RunPlace(folder, info, _summary(folder))
 
 

@@ -189,3 +189,11 @@ def test_state_is_float32_and_another_run_s_state_is_refused(tmp_path):
         change(changed)
         with pytest.raises(ValueError, match=named):
             one.load_state_dict(changed, meta)
+
+
+@pytest.mark.parametrize("entry", [{"batch": 4, "colour": "red"}, {"batch": 4, "sample_ids": "x", "reason": ""}, {"batch": -1}, {}])
+def test_a_quarantined_batch_that_is_none_refuses_the_checkpoint_and_the_one_before_is_used(tmp_path, entry):
+    save(tmp_path, 2)
+    save(tmp_path, 3, set_aside=[entry])
+    found, refused = newest_whole(tmp_path)
+    assert found.step == 2 and "set_aside of meta.json is not a list of batches" in refused[0]
